@@ -15,7 +15,7 @@ from bayeskit.inference.samplers import NUTS as NUTS
 from bayeskit.inference.samplers import sample as sample
 from bayeskit.inference.training import Fit as Fit
 from bayeskit.inference.training import fit as fit
-from bayeskit.logdensity.recurrence import scan as scan
+from bayeskit.compiler import scan as scan
 from bayeskit.logdensity.target import Target as Target
 from bayeskit.workflows.bayes_factors import compare_models as compare_models
 from bayeskit.workflows.simulation_based_calibration import SBCResult as SBCResult

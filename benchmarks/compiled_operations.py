@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "logdensity"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "compiler"))
 from random_operations import compared, random_case
 
 _AT_ONCE = 60  # in one library, whose function has the arrays of all of them on its stack

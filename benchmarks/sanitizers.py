@@ -24,9 +24,9 @@ FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-saniti
 MARKS = ("ERROR: AddressSanitizer", "runtime error:", "    #0 ", "    #1 ", "    #2 ")
 TESTS = [
     "tests/ode/test_contract.py",
-    "tests/logdensity/test_random_operations.py",
-    "tests/logdensity/test_rows.py",
-    "tests/logdensity/test_loops.py",
+    "tests/compiler/test_native_writer.py",
+    "tests/compiler/test_native_evaluator.py",
+    "tests/compiler/test_loops.py",
     "tests/models/phylogenetics/test_forest_compiled.py",
     "tests/models/phylogenetics/test_forest_extremes.py",
     "tests/models/phylogenetics/test_topology_constraints.py",

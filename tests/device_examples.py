@@ -80,10 +80,11 @@ class _AnyOutput(doctest.OutputChecker):
 
 @lru_cache
 def public() -> dict[str, Any]:
-    """Return every class and function that a package exports, by the name of its module and its own."""
+    """Return every class and function that a package exports to users, by the name of its module and its own."""
     found = {}
     for part in pkgutil.walk_packages(bayeskit.__path__, "bayeskit."):
-        if part.ispkg and not part.name.rpartition(".")[2].startswith("_"):
+        is_private = part.name.rpartition(".")[2].startswith("_") or part.name == "bayeskit.compiler"
+        if part.ispkg and not is_private:
             package = importlib.import_module(part.name)
             for value in (getattr(package, name) for name in getattr(package, "__all__", ())):
                 if inspect.isclass(value) or inspect.isfunction(value):

@@ -110,6 +110,11 @@ def test_no_circle_of_imports_at_any_depth():
         ("bayeskit.core", "bayeskit.inference"),
         ("bayeskit.core", "bayeskit.models"),
         ("bayeskit.core", "bayeskit.logdensity"),
+        ("bayeskit.core", "bayeskit.compiler"),
+        ("bayeskit.compiler", "bayeskit.logdensity"),
+        ("bayeskit.compiler", "bayeskit.inference"),
+        ("bayeskit.compiler", "bayeskit.models"),
+        ("bayeskit.compiler", "bayeskit.ode"),
         ("bayeskit.logdensity", "bayeskit.inference"),
         ("bayeskit.logdensity", "bayeskit.models"),
         ("bayeskit", "bayeskit.cli"),
@@ -120,6 +125,60 @@ def test_rooms_that_do_not_know_each_other(room, stranger):
     inside = [name for name in trees if name.startswith(room) and not name.startswith((stranger, "bayeskit.__main__"))]
     assert len(inside) > 1
     assert [(name, other) for name in inside for other in imports(trees, name) if other.startswith(stranger)] == []
+
+
+def through_a_wall(trees: Modules, room: str) -> list[tuple[str, str]]:
+    """Return modules outside a room, with the modules and unlisted names of it that they import by another way."""
+    found = []
+    door = exported(trees[room])
+    for name, tree in trees.items():
+        if name == room or name.startswith(f"{room}."):
+            continue
+        found += [(name, other) for other in imports(trees, name) if other.startswith(f"{room}.")]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == room:
+                found += [(name, alias.name) for alias in node.names if alias.name not in door]
+    return found
+
+
+def test_the_compiler_is_reached_through_its_door():
+    assert through_a_wall(modules(ROOT), "bayeskit.compiler") == []
+
+
+def test_code_is_generated_for_differential_equations_alone():
+    """The rest of the package compiles densities and functions, and knows nothing of texts and libraries."""
+    everybodys = {
+        "Compile",
+        "Cost",
+        "Engine",
+        "Evaluators",
+        "FailingApart",
+        "compile_evaluation",
+        "compile_function",
+        "is_traced",
+        "scan",
+    }
+    trees = modules(ROOT)
+    assert everybodys < exported(trees["bayeskit.compiler"])
+    taken = {
+        (name, alias.name)
+        for name, tree in trees.items()
+        if not name.startswith("bayeskit.ode.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "bayeskit.compiler"
+        for alias in node.names
+    }
+    assert {one for one in taken if one[1] not in everybodys} == set()
+
+
+def test_a_way_through_a_wall_is_seen():
+    trees = {
+        "house.room": ast.parse("__all__ = ['door']"),
+        "house.room.inside": ast.parse("from house.room import door"),
+        "house.street": ast.parse("from house.room import door, inside\nimport house.room.inside"),
+    }
+    seen = {("house.street", "house.room.inside"), ("house.street", "inside")}
+    assert set(through_a_wall(trees, "house.room")) == seen
 
 
 def test_defects_of_structure_are_seen(tmp_path):

@@ -14,9 +14,9 @@ from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.untraceable import UNTRACEABLE
 from bayeskit.errors import ImproperPosteriorError, ModelError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.logdensity.pyro_runs import DiscreteValues, Replay, ReplayedModel, choices_of
-from bayeskit.logdensity.tracing import UNTRACEABLE
 
 if TYPE_CHECKING:
     import pandas as pd

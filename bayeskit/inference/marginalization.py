@@ -13,35 +13,22 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import Compile, Cost, Engine, Evaluators, FailingApart, is_traced
+from bayeskit.core.evaluation import Evaluation, Evaluator, tempered
 from bayeskit.core.inputs import check_memory, unknown_name, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.torch_internals import gradient_and_rest, standard_gamma
+from bayeskit.core.untraceable import UNTRACEABLE, first_line, raise_if_forked
 from bayeskit.draws import Draws
 from bayeskit.errors import AccuracyWarning, BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
 from bayeskit.inference.conjugacy import ConjugateCoordinates, conjugate_coordinates
 from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
 from bayeskit.inference.samplers.weighted_particles import systematic
-from bayeskit.logdensity.compiling import (
-    CHUNK_BYTES,
-    Cost,
-    Evaluation,
-    Evaluator,
-    recorded,
-    tempered,
-)
-from bayeskit.logdensity.engine import Compile, Engine, Evaluators
 from bayeskit.logdensity.pyro_density import PyroDensity, Site
 from bayeskit.logdensity.target import Target, require_target
-from bayeskit.logdensity.tracing import (
-    UNTRACEABLE,
-    FailingApart,
-    first_line,
-    is_traced,
-    raise_if_forked,
-)
 
 __all__ = ["LaplaceCorrection", "MarginalTarget", "marginalize"]
 
@@ -769,8 +756,8 @@ class _LaplaceDensity(Evaluators):
         """Return which entries of the Hessian of ``terms`` by ``z`` are not zero at some of the points, ``(m, m)``."""
         m = self._num_inner
         eye = torch.eye(m, dtype=self.dtype, device=self.device)
-        num_bytes = recorded(lambda v: [self._product(terms, r[:1], z[:1], v)[0]], eye[0])[1]
-        size = max(1, CHUNK_BYTES // max(len(r) * num_bytes, 1))
+        num_bytes = Cost.of_call(lambda v: [self._product(terms, r[:1], z[:1], v)[0]], eye[0]).num_bytes
+        size = Cost(0, len(r) * num_bytes).num_at_once
         product = torch.func.vmap(lambda v: self._product(terms, r, z, v)[0])
         pattern = torch.cat([(product(some) != 0).any(1) for some in eye.split(size)])
         return pattern | pattern.T | torch.eye(m, dtype=torch.bool, device=self.device)

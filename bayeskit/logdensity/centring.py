@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch import distributions as plain
 
+from bayeskit.compiler import FailingApart
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.torch_internals import is_batched
+from bayeskit.core.untraceable import UNTRACEABLE
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.logdensity.pyro_density import Move, PyroDensity, Site
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart
 
 __all__ = ["Locations", "Original", "PartlyCentred", "Recentred", "location_scale_sites", "locations"]
 

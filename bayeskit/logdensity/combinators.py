@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import Compile, Cost, Engine
+from bayeskit.core.evaluation import Evaluation, Evaluator, tempered
+from bayeskit.core.untraceable import UNTRACEABLE
 from bayeskit.errors import ModelError, SettingsError
-from bayeskit.logdensity.compiling import Cost, Evaluation, Evaluator, tempered
 from bayeskit.logdensity.density import Constrained, Density
-from bayeskit.logdensity.engine import Compile, Engine
 from bayeskit.logdensity.pyro_density import PyroDensity, Simulation
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = ["Reference", "Replicas", "Weighted", "call_of", "rebased"]
 

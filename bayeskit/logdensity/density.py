@@ -10,14 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from bayeskit.core.evaluation import Evaluator, with_gradient_loop
 from bayeskit.core.functions_of_users import remedy_of, words_of
 from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import validation_kept
+from bayeskit.core.untraceable import UNTRACEABLE, first_line, raise_if_forked
 from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError
-from bayeskit.logdensity.compiling import Evaluator, with_gradient_loop
 from bayeskit.logdensity.pyro_density import Site
 from bayeskit.logdensity.pyro_runs import place_of, tensors_in
-from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, raise_if_forked
 
 __all__ = [
     "Constrained",

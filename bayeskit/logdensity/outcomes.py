@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from bayeskit.core.inputs import unknown_name
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
+from bayeskit.core.untraceable import UNTRACEABLE
 from bayeskit.errors import ModelError, SettingsError, UnsupportedSiteError
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.pyro_distributions import draw_values
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = ["Data", "Outcomes"]
 

@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import Compile, Cost, is_traced
+from bayeskit.core.evaluation import Evaluation, Evaluator, tempered, with_gradient
 from bayeskit.core.functions_of_users import is_for_want_of_memory, line_of, words_of
 from bayeskit.core.inputs import warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
+from bayeskit.core.untraceable import UNTRACEABLE, first_line
 from bayeskit.errors import (
     AccuracyWarning,
     BayeskitError,
@@ -22,12 +25,9 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.logdensity.compiling import Cost, Evaluation, Evaluator, tempered, with_gradient
 from bayeskit.logdensity.density import names_of
-from bayeskit.logdensity.engine import Compile
 from bayeskit.logdensity.pyro_density import Site
 from bayeskit.logdensity.pyro_runs import tensors_in
-from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, is_traced
 
 __all__ = ["ONE_DENSITY", "Names", "OwnDensity", "OwnGradient", "checked_density"]
 

@@ -32,11 +32,13 @@ from bayeskit.core.arguments import (
     in_precision,
     lists_as_tensors,
 )
+from bayeskit.core.augmented_assignment import AugmentedAssignment
 from bayeskit.core.functions_of_users import depth_of, line_of, words_of
 from bayeskit.core.inputs import as_numbers, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
+from bayeskit.core.untraceable import UNTRACEABLE
 from bayeskit.errors import (
     BayeskitError,
     DataError,
@@ -59,7 +61,6 @@ from bayeskit.logdensity.enumeration import (
     sum_product,
 )
 from bayeskit.logdensity.pyro_distributions import (
-    AugmentedAssignment,
     DoublePrecision,
     batchable_distributions,
     draw_reparameterized,
@@ -83,7 +84,6 @@ from bayeskit.logdensity.pyro_runs import (
 from bayeskit.logdensity.sufficient_statistics import originals_kept
 from bayeskit.logdensity.supports import coordinate_log_density
 from bayeskit.logdensity.supports import draw_coordinates as draw_coordinate
-from bayeskit.logdensity.tracing import UNTRACEABLE
 from bayeskit.logdensity.transforms import bijection, inside, is_misdeclared, support_of
 
 __all__ = [

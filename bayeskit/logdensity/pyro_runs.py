@@ -33,12 +33,14 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
 from torch.distributions import constraints
 
+from bayeskit.compiler import is_traced
 from bayeskit.core.arguments import Frame
 from bayeskit.core.functions_of_users import is_of_a_library, line_of, words_of
 from bayeskit.core.inputs import as_numbers
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream, new_generator, validation_kept
 from bayeskit.core.torch_internals import without_overrides
+from bayeskit.core.untraceable import UNTRACEABLE
 from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSiteError
 from bayeskit.logdensity.exact_probabilities import unclamped
 from bayeskit.logdensity.pyro_distributions import (
@@ -49,7 +51,6 @@ from bayeskit.logdensity.pyro_distributions import (
     naming,
 )
 from bayeskit.logdensity.sufficient_statistics import sum_of_log_prob
-from bayeskit.logdensity.tracing import UNTRACEABLE, is_traced
 
 __all__ = [
     "Constants",

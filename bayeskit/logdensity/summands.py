@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from bayeskit.core.evaluation import Evaluator
+from bayeskit.core.untraceable import UNTRACEABLE
 from bayeskit.logdensity.climbing import ClimbObjective
-from bayeskit.logdensity.compiling import Evaluator
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = ["objectives_of_summands"]
 

@@ -11,14 +11,15 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import Compile, Cost, Engine, Evaluators, FailingApart
+from bayeskit.core.evaluation import Evaluation, Evaluator, tempered, with_gradient, with_gradient_loop
 from bayeskit.core.functions_of_users import lines_named, words_of
 from bayeskit.core.inputs import unknown_name, warn_user, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
+from bayeskit.core.untraceable import UNTRACEABLE, first_line
 from bayeskit.errors import BayeskitError, ModelError, SettingsError, ShapeError, SlowModelWarning
-from bayeskit.logdensity import compiling as _evaluation
-from bayeskit.logdensity.compiling import Cost, Evaluation, Evaluator
 from bayeskit.logdensity.density import (
     Constrained,
     Density,
@@ -32,11 +33,9 @@ from bayeskit.logdensity.density import (
     raise_if_not_differentiable,
     warn_if_gradient_is_wrong,
 )
-from bayeskit.logdensity.engine import Compile, Engine, Evaluators
 from bayeskit.logdensity.own_density import ONE_DENSITY, Names, OwnDensity, OwnGradient, checked_density
 from bayeskit.logdensity.pyro_density import PyroDensity, Site
 from bayeskit.logdensity.pyro_runs import place_of
-from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
 
 __all__ = ["Evaluation", "PriorSampler", "Site", "Target", "can_be_batched", "require_target"]
 
@@ -51,7 +50,7 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
     both = torch.stack([probe, probe])
     try:
         # With its gradient, because samplers need it.
-        _evaluation.with_gradient(torch.func.vmap(density.joint))(both, torch.ones_like(both[:, 0]))
+        with_gradient(torch.func.vmap(density.joint))(both, torch.ones_like(both[:, 0]))
     except UNTRACEABLE as error:
         raise_if_broken(density, probe)
         raise_if_not_differentiable(density, probe)
@@ -206,9 +205,9 @@ class Target:
             loops = not can_be_batched(density, probe)
             density.check_parameters(new_generator(seed), batched=not loops)
             if loops:
-                evaluate = _evaluation.with_gradient_loop(density.joint)
+                evaluate = with_gradient_loop(density.joint)
             else:
-                evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
+                evaluate = with_gradient(torch.func.vmap(density.joint))
             with suppress(*UNTRACEABLE):  # the model may fail at a neighbour of the probe
                 warn_if_gradient_is_wrong(density, evaluate, probe)
         return cls(density, compile=compile, loops=loops)
@@ -425,7 +424,7 @@ class Target:
     def log_density(self, u: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """Return ``log_prior + beta * log_likelihood``, ``(*batch, d) -> (*batch)``; ``beta`` broadcasts."""
         log_prior, log_likelihood = self.evaluate(u)
-        return _evaluation.tempered(log_prior, log_likelihood, self._beta(beta, u.shape[:-1]))
+        return tempered(log_prior, log_likelihood, self._beta(beta, u.shape[:-1]))
 
     def evaluate(self, u: Tensor, *, compiled: bool = True) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass.
@@ -530,7 +529,7 @@ class Target:
         """
         if self.loops or isinstance(self.density, Evaluators):
             return None
-        return _evaluation.with_gradient(self._joint_of_batch)
+        return with_gradient(self._joint_of_batch)
 
     @property
     def cost(self) -> Cost:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bayeskit.logdensity.native import NUMBER_TYPES, batch_source, function_source
+from bayeskit.compiler import NUMBER_TYPES, batch_source, function_source
 from bayeskit.ode.methods import Slope, SteppingMethod, bend, jacobian, pull
 
 __all__ = ["solution_gradient_source", "solution_source"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.logdensity.compiling import call_library, function_of_text, library_of
+from bayeskit.compiler import call_library, function_of_text, library_of
 
 __all__ = ["FailureCount", "counted", "ode", "ode_gradient"]
 
@@ -38,13 +38,19 @@ def counted() -> Iterator[list[FailureCount]]:
 @torch.library.custom_op(
     "bayeskit::ode",
     mutates_args=(),
-    schema="(Tensor[] tensors, SymInt times, float[] settings, str[] texts, str source) -> Tensor",
+    schema="(Tensor[] tensors, SymInt times, SymInt batch, float[] settings, str[] texts, str source) -> Tensor",
 )
-def ode(tensors: Sequence[Tensor], times: int, settings: Sequence[float], texts: Sequence[str], source: str) -> Tensor:
+def ode(
+    tensors: Sequence[Tensor],
+    times: int,
+    batch: int,
+    settings: Sequence[float],
+    texts: Sequence[str],
+    source: str,
+) -> Tensor:
     """Return the states of all times, ``(B, T, d)``; the row of a chain that failed is NaN."""
-    batch, dim = tensors[1].shape
     if source:
-        path = tensors[1].new_empty(batch, times, dim)
+        path = tensors[1].new_empty(batch, times, tensors[1].shape[1])
         call_library(library_of(source), tensors, [path], times, batch)
     else:
         path = _Integration(tensors, settings, texts).run()
@@ -56,24 +62,29 @@ def ode(tensors: Sequence[Tensor], times: int, settings: Sequence[float], texts:
 @torch.library.custom_op(
     "bayeskit::ode_gradient",
     mutates_args=(),
-    schema="(Tensor[] tensors, SymInt[] wanted, float[] settings, str[] texts, str source) -> Tensor[]",
+    schema="(Tensor[] tensors, SymInt[] wanted, SymInt times, SymInt batch, float[] settings, str[] texts, str source) "
+    "-> Tensor[]",
 )
 def ode_gradient(
-    tensors: Sequence[Tensor], wanted: Sequence[int], settings: Sequence[float], texts: Sequence[str], source: str
+    tensors: Sequence[Tensor],
+    wanted: Sequence[int],
+    times: int,
+    batch: int,
+    settings: Sequence[float],
+    texts: Sequence[str],
+    source: str,
 ) -> list[Tensor]:
     """Return the gradients of the ``wanted`` tensors at the steps that the solution has taken."""
     if not source:
         return _Integration(tensors[:-1], settings, texts).pull_back(tensors[-1], wanted, texts[-1])
     found = [torch.zeros_like(tensors[place], memory_format=torch.contiguous_format) for place in wanted]
-    batch, times, _ = tensors[-1].shape
     call_library(library_of(source), tensors, found, times, batch)
     return found
 
 
 @ode.register_fake
-def _(tensors: Sequence[Tensor], times: int, *_: Any) -> Tensor:
-    batch, dim = tensors[1].shape
-    return tensors[1].new_empty(batch, times, dim)
+def _(tensors: Sequence[Tensor], times: int, batch: int, *_: Any) -> Tensor:
+    return tensors[1].new_empty(batch, times, tensors[1].shape[1])
 
 
 @ode_gradient.register_fake

@@ -12,9 +12,9 @@ import torch
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 
+from bayeskit.compiler import Program, call_library, has_compiler, library_of, program_text, record
 from bayeskit.core.functions_of_users import line_of, words_of
 from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
-from bayeskit.core.process_state import process_state
 from bayeskit.core.torch_internals import (
     disable_current_modes,
     has_forward_derivative,
@@ -35,11 +35,8 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.logdensity.compiling import call_library, has_compiler, library_of
 from bayeskit.logdensity.pyro_runs import rule_out
-from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import Program, Tape, UncheckedFactors
 from bayeskit.ode.methods import METHODS, bend, jacobian, pull, step
 from bayeskit.ode.native import solution_gradient_source, solution_source
 from bayeskit.ode.operations import FailureCount, counted, ode, ode_gradient
@@ -296,10 +293,8 @@ def _recorded(
         start[0],
         *(leaf[0] if row else leaf.view_as(leaf) for leaf, row in zip(leaves, rows, strict=True)),
     ]
-    tape = Tape(given)
     try:
-        with process_state(), NoSites(_SITE_IN_SLOPE), UncheckedFactors(), tape:
-            found = f(given[0], given[1], tree_unflatten(given[2:], layout))
+        found, tape = record(lambda t, y, *params: f(t, y, tree_unflatten(params, layout)), given, _SITE_IN_SLOPE)
     except BayeskitError:
         raise
     except Exception as error:
@@ -373,7 +368,7 @@ class _Solution(torch.autograd.Function):
     def forward(plan: _Plan, *operands: Tensor) -> Tensor:
         operands = unwrap_dead_wrappers(operands)
         texts, source = _code(plan, operands, None)
-        return ode(list(operands), len(operands[0]), list(plan.settings), list(texts), source)
+        return ode(list(operands), len(operands[0]), plan.batch, list(plan.settings), list(texts), source)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -401,7 +396,8 @@ class _Gradient(torch.autograd.Function):
     def forward(plan: _Plan, wanted: tuple[int, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         tensors = unwrap_dead_wrappers(tensors)
         texts, source = _code(plan, tensors[:-1], wanted)
-        return tuple(ode_gradient(list(tensors), list(wanted), list(plan.settings), list(texts), source))
+        sizes = len(tensors[0]), plan.batch
+        return tuple(ode_gradient(list(tensors), list(wanted), *sizes, list(plan.settings), list(texts), source))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

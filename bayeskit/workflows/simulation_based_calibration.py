@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import Compile
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.page import Listed, frame_table, result_html
 from bayeskit.core.randomness import new_generator
@@ -26,7 +27,6 @@ from bayeskit.errors import DataError, SamplingWarning, SettingsError, UnknownNa
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.sampling import sample
 from bayeskit.logdensity.combinators import Replicas, call_of
-from bayeskit.logdensity.engine import Compile
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 

@@ -15,12 +15,12 @@ from torch._inductor import codecache, config
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.utils import clear_inductor_caches
 
+from bayeskit.compiler.inductor import compile_with_inductor
+from bayeskit.compiler.tracing import traced
 from bayeskit.core import compiler_cache as module
 from bayeskit.core import trusted_folders
 from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.errors import CompilationWarning
-from bayeskit.logdensity.compiling import compile_with_inductor
-from bayeskit.logdensity.tracing import traced
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "getuid"), reason="users have no numbers here"),

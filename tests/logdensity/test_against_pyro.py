@@ -12,8 +12,8 @@ from target_models import ALL, CONTINUOUS, ENUMERATED, Case, hidden_markov, mixt
 from torch.distributions import von_mises
 
 from bayeskit import Target
+from bayeskit.compiler import cost
 from bayeskit.errors import ModelError
-from bayeskit.logdensity import compiling as _evaluation
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.pyro_runs import Coordinate
 
@@ -188,7 +188,7 @@ def test_chunks_change_nothing(name, monkeypatch):
     beta = torch.linspace(0, 1, 75, dtype=torch.float64)
     expected = (*whole.value_and_grad(u, beta), whole.log_density(u, beta))
     values = whole.constrain(u)
-    monkeypatch.setattr(_evaluation, "CHUNK_BYTES", 8 * whole.cost.num_bytes + 1)
+    monkeypatch.setattr(cost, "CHUNK_BYTES", 8 * whole.cost.num_bytes + 1)
     parts = make(ALL[name], compile=False)
     assert parts.cost.chunk_size(75) < 75
     for a, b in zip((*parts.value_and_grad(u, beta), parts.log_density(u, beta)), expected, strict=True):

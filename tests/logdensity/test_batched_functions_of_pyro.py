@@ -10,7 +10,7 @@ from pyro.ops.special import safe_log
 from target_checks import F64
 
 from bayeskit import Target
-from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.core.evaluation import with_gradient_loop
 from bayeskit.logdensity import pyro_distributions as batching
 
 Y = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -95,7 +95,7 @@ def compared(model):
     found = target.value_and_grad(u)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "_EXCHANGED", {})
-        exact = _evaluation.with_gradient_loop(target.density.joint)(u, torch.ones_like(u[:, 0]))
+        exact = with_gradient_loop(target.density.joint)(u, torch.ones_like(u[:, 0]))
     return found, (exact.log_density, exact.gradient)
 
 

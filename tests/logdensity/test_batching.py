@@ -14,9 +14,9 @@ from pyro.distributions.distribution import COERCIONS
 from target_checks import F64, assert_close, double, normal, points
 
 from bayeskit import Target
+from bayeskit.core.evaluation import with_gradient_loop
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SlowModelWarning, UnsupportedSiteError
-from bayeskit.logdensity import compiling as _evaluation
 from bayeskit.logdensity import pyro_distributions as batching
 from bayeskit.logdensity.combinators import Replicas
 
@@ -193,7 +193,7 @@ def test_simulated_data_share_the_density(likelihood):
     for _ in range(2):
         given = replicas.given_observed(replicas.simulate(generator).observed)
         values, _ = given.value_and_grad(u)
-        single = _evaluation.with_gradient_loop(given.density.joint)(u, torch.ones(len(u), dtype=F64))
+        single = with_gradient_loop(given.density.joint)(u, torch.ones(len(u), dtype=F64))
         assert_close(values, single.log_density, 1e-12)
 
 

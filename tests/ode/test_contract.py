@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit.compiler import native_library, native_source, native_writer
+from bayeskit.compiler.native_library import call_library, library_of, space_of_loop
 from bayeskit.core.libraries import raise_for_status
 from bayeskit.errors import CompilationWarning, ModelError, SettingsError, ShapeError
-from bayeskit.logdensity import native
-from bayeskit.logdensity.compiling import call_library, library_of, space_of_loop
 from bayeskit.ode import native as ode_native
 from bayeskit.ode import solving
 
@@ -62,10 +62,12 @@ def test_states_of_any_size_and_their_gradients(size):
 
 
 def test_arrays_beyond_the_stack_are_in_the_memory_of_the_caller():
-    source = native.function_source("f", lambda x: ((x.exp() + 1).log().cumsum(0),), [torch.zeros(20, dtype=F64)])
+    source = native_source.function_source(
+        "f", lambda x: ((x.exp() + 1).log().cumsum(0),), [torch.zeros(20, dtype=F64)]
+    )
     assert source is not None and source.space == 0
-    many = native.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(40_000), (1, 1, 1, 0))
-    few = native.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(100), (1, 1, 1, 0))
+    many = native_source.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(40_000), (1, 1, 1, 0))
+    few = native_source.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(100), (1, 1, 1, 0))
     assert space_of_loop(many.text) >= 8 * 40_000 and space_of_loop(few.text) == 0
     assert library_of(many.text).space == space_of_loop(many.text)
 
@@ -84,7 +86,9 @@ def test_a_status_is_an_error_with_words():
 
 def test_a_loop_without_memory_returns_its_status():
     """The record of steps asks for memory while it grows; a realloc that fails is a status."""
-    text = native.batch_source(["double* x = (double*)std::realloc(nullptr, (size_t)-1 / 4); if (!x) return 1;"])
+    text = native_library.batch_source(
+        ["double* x = (double*)std::realloc(nullptr, (size_t)-1 / 4); if (!x) return 1;"]
+    )
     library = library_of(text)
     assert library.loop(None, ctypes.c_int64(1), ctypes.c_int64(1), None) == 1
 
@@ -104,7 +108,7 @@ def test_what_cannot_be_solved_is_said_before(y0, settings, said):
 
 def test_code_that_differs_from_torch_is_left_to_torch(monkeypatch):
     """A mutation of the writer: additions are subtractions."""
-    monkeypatch.setitem(native._EXPRESSIONS, "add", "({0} - {1})")
+    monkeypatch.setitem(native_writer._EXPRESSIONS, "add", "({0} - {1})")
     for cached in (solving._source, solving._texts):
         cached.cache_clear()
     try:
@@ -152,9 +156,9 @@ def test_tables_of_one_library_are_not_those_of_another():
     x = torch.arange(300, dtype=F64)
     for seed in range(3):
         places = torch.randperm(300, generator=torch.Generator().manual_seed(seed)).tolist()
-        source = native.function_source("slope", lambda x, places=places: (x[places] * x,), [x])
+        source = native_source.function_source("slope", lambda x, places=places: (x[places] * x,), [x])
         call = "slope::call(space, (const double*)pointers[0], (double*)pointers[1]);"
-        library = library_of(native.batch_source([call], [source.text], source.space))
+        library = library_of(native_library.batch_source([call], [source.text], source.space))
         found = torch.empty_like(x)
         call_library(library, [x], [found], 1, 1)
         assert torch.equal(found, x[places] * x)

@@ -12,10 +12,10 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 
 import bayeskit as bk
+from bayeskit.compiler import native_library
+from bayeskit.compiler.graph_passes import trace_density
+from bayeskit.compiler.native_evaluator import NativeEvaluator
 from bayeskit.errors import CompilationWarning, ModelError
-from bayeskit.logdensity import compiling
-from bayeskit.logdensity.native import NativeEvaluator
-from bayeskit.ode import solving
 
 DOUBLE = torch.float64
 SHIFT = int(os.environ.get("BAYESKIT_SEED_SHIFT", "0"))
@@ -85,7 +85,7 @@ def test_density_and_gradient_are_those_of_the_closed_form(compile):
 
 def test_the_graph_has_two_nodes_whose_shapes_are_known_without_running_them():
     target = bk.Target.from_pyro(decay, TIMES, DATA)
-    graph = compiling.trace_density(target.evaluator(3, 1), 3, 1, DOUBLE, torch.device("cpu"))
+    graph = trace_density(target.evaluator(3, 1), 3, 1, DOUBLE, torch.device("cpu"))
     for operation in (torch.ops.bayeskit.ode.default, torch.ops.bayeskit.ode_gradient.default):
         (node,) = graph.graph.find_nodes(op="call_function", target=operation)
         tensors, *others = node.args
@@ -96,8 +96,7 @@ def test_the_graph_has_two_nodes_whose_shapes_are_known_without_running_them():
 
 
 def test_without_a_compiler_a_warning_and_the_same_numbers(monkeypatch):
-    for module in (compiling, solving):
-        monkeypatch.setattr(module, "has_compiler", lambda: False)
+    monkeypatch.setattr(native_library, "compiler", lambda: None)
     with pytest.warns(CompilationWarning) as told:
         target = bk.Target.from_pyro(decay, TIMES, DATA, compile=True)
         u = torch.linspace(0.3, 2, 3, dtype=DOUBLE).unsqueeze(-1)

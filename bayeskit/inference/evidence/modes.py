@@ -11,6 +11,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import Engine
 from bayeskit.core.functions_of_users import is_for_want_of_memory
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.texts import short_repr
@@ -20,7 +21,6 @@ from bayeskit.inference.evidence.checks import is_same, require_own
 from bayeskit.inference.peaks import KnownModes, posterior, refine_maximum
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
-from bayeskit.logdensity.engine import Engine
 from bayeskit.logdensity.target import Target
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bayeskit.core.evaluation import Evaluator
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
@@ -38,7 +39,6 @@ from bayeskit.inference.samplers.smc import (
 )
 from bayeskit.inference.samplers.weighted_particles import effective_share, reweighted
 from bayeskit.logdensity.combinators import Weighted
-from bayeskit.logdensity.compiling import Evaluator
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import Compile
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.errors import (
@@ -35,7 +36,6 @@ from bayeskit.inference.generalized.losses.loss import (
     taken,
 )
 from bayeskit.inference.generalized.prior import Prior, direction_of_recession
-from bayeskit.logdensity.engine import Compile
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target, can_be_batched
 

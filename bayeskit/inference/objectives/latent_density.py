@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform, constraints
 
+from bayeskit.core.evaluation import Evaluation, Evaluator, tempered
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import global_stream, validation_kept
 from bayeskit.errors import GuideError, SettingsError, ShapeError
@@ -28,7 +29,6 @@ from bayeskit.inference.objectives.drawing import (
     site_log_density,
     supplied_sites,
 )
-from bayeskit.logdensity.compiling import Evaluation, Evaluator, tempered
 from bayeskit.logdensity.transforms import bijection, support_of
 
 __all__ = ["LatentDensity"]

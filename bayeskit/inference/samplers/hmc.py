@@ -10,11 +10,10 @@ from typing import NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
+from bayeskit.core.evaluation import Evaluation, Evaluator, Integrator
 from bayeskit.core.inputs import real_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.compiling import Evaluation, Evaluator
-from bayeskit.logdensity.native import NativeEvaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -62,9 +61,9 @@ def integrate(
     return q, p, evaluation, lowest
 
 
-def _in_one_call(evaluate: Evaluator, metric: Metric, q: Tensor) -> TypeGuard[NativeEvaluator]:
+def _in_one_call(evaluate: Evaluator, metric: Metric, q: Tensor) -> TypeGuard[Integrator]:
     """Tell whether one compiled call makes a whole trajectory."""
-    if not isinstance(evaluate, NativeEvaluator) or metric.directions is not None:
+    if not isinstance(evaluate, Integrator) or metric.directions is not None:
         return False
     return evaluate.fits(q, metric.factor, metric.is_dense)
 

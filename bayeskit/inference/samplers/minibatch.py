@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from bayeskit.compiler import Compile, compile_evaluation
+from bayeskit.core.evaluation import Evaluation, with_gradient_loop
 from bayeskit.core.inputs import as_numbers, warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import gradient_and_rest
-from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.core.untraceable import UNTRACEABLE, first_line
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.inference.samplers.control import (
     NUM_REFERENCES,
     Anchor,
@@ -25,14 +28,10 @@ from bayeskit.inference.samplers.control import (
     climb_to_summit,
     optimal_probabilities,
 )
-from bayeskit.logdensity import compiling as _evaluation
-from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.density import Constrained
-from bayeskit.logdensity.engine import Compile
 from bayeskit.logdensity.pyro_density import Site, SubsampledDensity
 from bayeskit.logdensity.pyro_runs import tensors_in
 from bayeskit.logdensity.target import PriorSampler, Target
-from bayeskit.logdensity.tracing import UNTRACEABLE, first_line
 
 __all__ = [
     "AnchoredRows",
@@ -337,25 +336,7 @@ class _MinibatchEngine:
     def _make(self, num_vectors: int, num_calls: int, compile: Compile) -> Estimator:
         if self.loops:
             return self._one_by_one
-        example = self._example(num_vectors)
-        try:
-            graph = _evaluation.trace_call(self._with_gradient, *example)
-        except UNTRACEABLE as error:
-            warn_user(
-                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower", CompilationWarning
-            )
-            return torch.no_grad()(self._with_gradient)
-        call: Callable[..., tuple[Tensor, ...]] = graph
-        # The estimate depends on the graph, not on a clock, so a resumed run decides alike.
-        cost = _evaluation.cost(graph)
-        if compile is True or (compile == "auto" and num_calls * cost.seconds(1) > cost.compile_seconds):
-            call = _evaluation.compile_graph(graph, *example)
-
-        def estimate(*inputs: Tensor) -> Evaluation:
-            with torch.no_grad():  # the gradient is in the graph
-                return Evaluation(*call(*(x.contiguous() for x in inputs)))
-
-        return estimate
+        return compile_evaluation(self._with_gradient, self._example(num_vectors), num_calls, compile)
 
     def _with_gradient(self, u: Tensor, *rows: Tensor) -> Evaluation:
         def total(u: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -369,7 +350,7 @@ class _MinibatchEngine:
     def _one_by_one(self, u: Tensor, *rows: Tensor) -> Evaluation:
         parts = []
         for vector, *own in zip(u, *rows, strict=True):
-            evaluate = _evaluation.with_gradient_loop(partial(self._of_one, own))
+            evaluate = with_gradient_loop(partial(self._of_one, own))
             parts.append(evaluate(vector.unsqueeze(0), vector.new_ones(1)))
         return Evaluation(*(torch.cat(column) for column in zip(*parts, strict=True)))
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import compile_function
+from bayeskit.core.evaluation import Evaluation
 from bayeskit.core.inputs import real_number
-from bayeskit.core.randomness import one_thread, validation_kept
 from bayeskit.inference.samplers.hmc import HMCState, require_positive_step, require_temperature
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.compiling import Evaluation, compile_with_inductor, has_compiler, settle
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import traced
 
 __all__ = [
     "COMPILE_SECONDS",
@@ -441,7 +440,7 @@ def compiled_moves(
     leaf = (factor, *half, *evaluation, number + 1, memory, subtrees[0][0])
     end = (factor, *tree, *half, vector, vector, memory, number, number, number + 1)
     try:
-        return CompiledMoves(_compiled(add, leaf), _compiled(join, end), subtrees)
+        return CompiledMoves(compile_function(add, leaf), compile_function(join, end), subtrees)
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError):
         return None  # the density has already warned that compilation fails
 
@@ -450,19 +449,6 @@ def _slots(slot: int, closed: int, device: torch.device) -> Tensor:
     """Return the slots of the first leaves of the subtrees that the leaf in ``slot`` closes, after -1 for none."""
     slots = [slot - k if k <= closed else -1 for k in range(_CLOSED_AT_ONCE, 0, -1)]
     return torch.tensor(slots, device=device)
-
-
-def _compiled(
-    function: Callable[..., tuple[Tensor, ...]], examples: tuple[Tensor, ...]
-) -> Callable[..., tuple[Tensor, ...]]:
-    if examples[0].device.type == "cpu" and not has_compiler():
-        raise OSError("no C++ compiler")
-    examples = tuple(x.clone() for x in examples)  # a tensor used twice would be traced as one argument
-    with validation_kept(), one_thread(), torch.no_grad():
-        settle()
-        graph = traced(function, *examples)
-    # All tensors are created here, so their sizes need no check at each call.
-    return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})
 
 
 _LEAVES_PER_DRAW = 64  # leaves per draw of noise

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bayeskit.core.evaluation import Evaluator
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.inference.samplers.hmc import integrate
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.compiling import Evaluator
 
 __all__ = [
     "GRADIENTS_PER_STEP",

@@ -13,6 +13,7 @@ import torch
 from pyro.infer.mcmc import NUTS as PyroNUTS
 from torch import Tensor
 
+from bayeskit.core.evaluation import Evaluation
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import Bar, look, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
@@ -29,7 +30,6 @@ from bayeskit.inference.samplers.driver import (
     say_early,
 )
 from bayeskit.inference.samplers.starts import starting_points
-from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.target import Target
 
 __all__ = ["sample_with_pyro"]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data
+from bayeskit.core.evaluation import Evaluation, Evaluator
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import Stopped, watching
 from bayeskit.core.randomness import new_generator, one_thread
@@ -43,7 +44,6 @@ from bayeskit.inference.samplers.weighted_particles import (
     standardised,
     systematic,
 )
-from bayeskit.logdensity.compiling import Evaluation, Evaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.evaluation import tempered
 from bayeskit.core.inputs import warn_user
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
 from bayeskit.inference.peaks import half_nat_widths
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent, quartile_distance
-from bayeskit.logdensity.compiling import tempered
 from bayeskit.logdensity.density import Started
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from bayeskit.core.evaluation import Evaluation
 from bayeskit.core.inputs import affordable, real_number, warn_user, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error
@@ -30,7 +31,6 @@ from bayeskit.inference.samplers.driver import (
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.minibatch import AnchoredRows, Epochs, MinibatchTarget, RowState
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
-from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.target import Target
 
 __all__ = [

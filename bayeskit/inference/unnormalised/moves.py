@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from bayeskit.core.evaluation import Evaluation
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.samplers import HMC, Metric
-from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.target import Target
 
 __all__ = [

@@ -12,6 +12,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
+from bayeskit.compiler import cost, inductor, native_library
 from bayeskit.errors import BudgetError, CompilationWarning, SamplingWarning
 from bayeskit.inference.samplers import (
     HMC,
@@ -24,8 +25,6 @@ from bayeskit.inference.samplers import (
     sample_with_pyro,
 )
 from bayeskit.inference.samplers.driver import drive
-from bayeskit.logdensity import compiling as _compiler
-from bayeskit.logdensity import compiling as _evaluation
 
 # A thread that is told to end in the callback of a weak reference loses what it was told, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -36,8 +35,8 @@ SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progr
 @pytest.fixture(autouse=True)
 def no_density_is_small(monkeypatch):
     """Have all compiled by inductor, also those that C++ over rows would serve."""
-    monkeypatch.setattr("bayeskit.logdensity.engine.row_source", lambda *_: None)
-    monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)  # most compilers here are only pretended
+    monkeypatch.setattr("bayeskit.compiler.engine.row_source", lambda *_: None)
+    monkeypatch.setattr(native_library, "compiler", lambda: "g++")  # most compilers here are only pretended
 
 
 def compiling(name="beta_binomial"):
@@ -63,7 +62,7 @@ class Hanging:
 def hang(monkeypatch):
     """Let the compiler hang, and call a function when it starts."""
     made = []
-    monkeypatch.setattr(_compiler, "_FAREWELL_SECONDS", 0.05)  # it would be waited for in vain
+    monkeypatch.setattr(inductor, "_FAREWELL_SECONDS", 0.05)  # it would be waited for in vain
 
     def make(on_start=lambda: None):
         made.append(Hanging(lambda graph, examples, options: graph, on_start))
@@ -73,9 +72,9 @@ def hang(monkeypatch):
     yield make
     for hanging in made:
         hanging.released.set()
-    if _compiler._latest is not None:
-        _compiler._latest.join()
-    _compiler._latest = None
+    if inductor._latest is not None:
+        inductor._latest.join()
+    inductor._latest = None
 
 
 def ctrl_c():
@@ -144,7 +143,7 @@ def test_the_last_move_of_smc_does_not_wait_for_the_compiler(hang, tmp_path, mon
     whole = sample_smc(used, **settings)
     reason = "interrupted" if ended == "by Ctrl-C" else "time budget"
     hanging = hang(ctrl_c if ended == "by Ctrl-C" else pass_time)
-    monkeypatch.setattr(_compiler, "MAX_COMPILE_SECONDS", 10.0)  # a run that waits fails soon
+    monkeypatch.setattr(inductor, "MAX_COMPILE_SECONDS", 10.0)  # a run that waits fails soon
     with monkeypatch.context() as patch, pytest.warns(SamplingWarning, match=r"after (\d+) of \1 stages; the same"):
         if ended == "while it compiles":
             patch.setattr("bayeskit.core.progress.time.monotonic", lambda: now[0])
@@ -166,8 +165,8 @@ def sleep(seconds=3.0):
 
 
 def test_a_compilation_that_does_not_hear_that_it_was_given_up_is_told_again(hang, monkeypatch):
-    monkeypatch.setattr(_compiler, "_TELL_AGAIN_SECONDS", 0.1)
-    monkeypatch.setattr(_compiler, "MAX_COMPILE_SECONDS", 5.0)
+    monkeypatch.setattr(inductor, "_TELL_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(inductor, "MAX_COMPILE_SECONDS", 5.0)
 
     def first(graph, examples, options):
         with suppress(SystemExit):  # as in the callback of a weak reference
@@ -188,8 +187,8 @@ def test_a_compilation_that_does_not_hear_that_it_was_given_up_is_told_again(han
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["hears the second", "hears nothing"])
 def test_filters_of_warnings_that_the_compiler_borrows_are_given_back(monkeypatch, deaf):
-    monkeypatch.setattr(_compiler, "_latest", None)
-    monkeypatch.setattr(_compiler, "_FAREWELL_SECONDS", 0.02 if deaf else 0.5)
+    monkeypatch.setattr(inductor, "_latest", None)
+    monkeypatch.setattr(inductor, "_FAREWELL_SECONDS", 0.02 if deaf else 0.5)
     released = threading.Event()
 
     def borrowing(graph, examples, options):
@@ -208,13 +207,13 @@ def test_filters_of_warnings_that_the_compiler_borrows_are_given_back(monkeypatc
         bk.sample(compiling(), **SMALL)
     assert warnings.filters == before
     released.set()
-    _compiler._latest.join()
+    inductor._latest.join()
     assert warnings.filters == before and warnings._showwarnmsg_impl is shown
 
 
 def test_a_compiler_that_gives_no_answer_is_done_without(hang, monkeypatch):
     hanging = hang()
-    monkeypatch.setattr(_compiler, "MAX_COMPILE_SECONDS", 0.1)
+    monkeypatch.setattr(inductor, "MAX_COMPILE_SECONDS", 0.1)
     whole = bk.sample(_traced(), **SMALL)
     with pytest.warns(CompilationWarning, match=r"did not finish in 0.1 s.*last digits"):
         draws = bk.sample(compiling(), **SMALL)
@@ -285,7 +284,7 @@ def test_a_step_that_waits_for_the_compiler_is_dropped_and_taken_by_the_next_run
     assert cut.ending == reason and cut.num_iterations == 2
     assert torch.equal(cut.records["x"], whole.records["x"][:2])
     hang().released.set()
-    _compiler._latest = None
+    inductor._latest = None
     rest = drive(Walk(compiling()), Control(tmp_path / "state", progress=False), torch.Generator())
     assert rest.ending == "finished" and torch.equal(rest.records["x"], whole.records["x"])
 
@@ -350,9 +349,9 @@ def compiling_shows(monkeypatch, seconds):
 
         return call
 
-    monkeypatch.setattr(_evaluation, "compile_graph", compile_graph)
-    monkeypatch.setattr(_evaluation, "COMPILE_SECONDS", seconds)
-    monkeypatch.setattr(_evaluation, "COMPILE_SECONDS_PER_NODE", 0.0)
+    monkeypatch.setattr("bayeskit.compiler.engine.compile_graph", compile_graph)
+    monkeypatch.setattr(cost, "COMPILE_SECONDS", seconds)
+    monkeypatch.setattr(cost, "COMPILE_SECONDS_PER_NODE", 0.0)
     return sizes
 
 

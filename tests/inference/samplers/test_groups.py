@@ -78,7 +78,7 @@ def test_what_a_target_was_used_for_before_does_not_matter(target, monkeypatch):
 
         return call
 
-    monkeypatch.setattr("bayeskit.logdensity.compiling.compile_graph", compile_graph)
+    monkeypatch.setattr("bayeskit.compiler.engine.compile_graph", compile_graph)
     used = bk.exact.get("linreg10").target()
     used.compile = True
     used.value_and_grad(torch.zeros(3, 10, dtype=torch.float64))

@@ -10,8 +10,8 @@ from pyro import poutine
 from torch.func import grad, grad_and_value, vmap
 
 import bayeskit as bk
+from bayeskit.compiler.tracing import traced
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.logdensity.tracing import traced
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates, site_rates, tree_model
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics.pruning import evaluation, passes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeskit.logdensity.tracing import is_traced
+from bayeskit.compiler import is_traced
 from bayeskit.models.phylogenetics.pruning.native import CompiledPasses, can_run
 from bayeskit.models.phylogenetics.pruning.passes import Rates, TensorPasses, mix_rows
 from bayeskit.models.phylogenetics.pruning.plan import SubPatterns, make_plan

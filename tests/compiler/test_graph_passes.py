@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit.compiler import graph_passes
+from bayeskit.compiler.compilation import compile_graph
+from bayeskit.compiler.graph_passes import trace_call
+from bayeskit.core.evaluation import Evaluation
 from bayeskit.errors import CompilationWarning
-from bayeskit.logdensity import compiling
-from bayeskit.logdensity.compiling import Evaluation, compile_graph, trace_call
 
 FLOAT = torch.float64
 PLACES = torch.tensor([0, 2, 3, 5, 7])
@@ -67,13 +69,13 @@ def test_each_row_has_what_was_put_into_it(name):
 
 def test_mutation_without_the_copy_rows_share_memory(monkeypatch):
     """If this fails, the compiler keeps rows apart by itself, and the copy is not needed any more."""
-    monkeypatch.setattr(compiling, "_own_rows", lambda graph: None)
+    monkeypatch.setattr(graph_passes, "_own_rows", lambda graph: None)
     with pytest.raises(CompilationWarning, match=r"differs from torch by .* its operations are .*index_put"):
         compiled_and_called(OPERATIONS["index_put"])
 
 
 def test_a_graph_whose_code_differs_runs_in_torch(monkeypatch):
-    monkeypatch.setattr(compiling, "_own_rows", lambda graph: None)
+    monkeypatch.setattr(graph_passes, "_own_rows", lambda graph: None)
     evaluate = evaluation(OPERATIONS["index_put"])
     u, beta = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=FLOAT), torch.ones(4, dtype=FLOAT)
     with pytest.warns(CompilationWarning, match="runs uncompiled"):

@@ -1,16 +1,12 @@
-"""A loop over time, or a small density, as C++: every number of a step is a variable of its own."""
+"""Functions of tensors as C++ statements: every number is a variable of its own, or an element of an array."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
-import platform
-import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache, reduce
+from functools import cache, reduce
 from itertools import count
 from typing import Any, NamedTuple, cast
 
@@ -20,56 +16,25 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from bayeskit.core.libraries import raise_for_status
-from bayeskit.core.torch_internals import (
-    OpOverload,
-    core_aten_decompositions,
-    get_decompositions,
-    tree_flatten,
-    tree_leaves,
-    tree_map_only,
-    tree_unflatten,
-)
-from bayeskit.errors import ShapeError
-from bayeskit.logdensity.compiling import SPACE, Evaluation, call_library, is_view, library_of, space_of_loop
-from bayeskit.logdensity.tracing import UNTRACEABLE
+from bayeskit.compiler.cost import is_view
+from bayeskit.compiler.native_library import NUMBER_TYPES, VECTOR_FUNCTIONS, named_loop, space_of_loop
+from bayeskit.compiler.torch_internals import OpOverload, core_aten_decompositions, get_decompositions
+from bayeskit.core.torch_internals import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from bayeskit.core.untraceable import UNTRACEABLE
 
-__all__ = [
-    "FunctionSource",
-    "MAX_EVALUATIONS",
-    "NUMBER_TYPES",
-    "NativeEvaluator",
-    "RowSource",
-    "batch_source",
-    "function_source",
-    "gradient_source",
-    "loop_source",
-    "over_rows",
-    "row_source",
-]
+__all__ = ["MAX_LINES", "Numbers", "Writer"]
 
 
-_MAX_LINES = 200_000  # more lines take a compiler more than ten seconds
+MAX_LINES = 200_000  # more lines take a compiler more than ten seconds
 #: Size from which a tensor is an array and its operations are loops; maximal number of loops of one operation; maximal
 #: length of the sums of arrays that are written term by term.
 _ARRAY, _MAX_LOOPS, _MAX_TERMS = 24, 64, 64
 _ON_STACK = 32_768  # numbers of all arrays on the stack; further arrays are in memory that the caller gives
 _MAX_PRODUCT = 20_000  # terms of a matrix product, beyond which a library is faster
-#: Names in C++.
-NUMBER_TYPES = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.int64: "int64_t",
-    torch.int32: "int32_t",
-    torch.uint8: "uint8_t",
-    torch.bool: "bool",
-}
-
 _FUNCTIONS = "sqrt tan sinh cosh asin acos atan erf erfc floor ceil trunc lgamma"
-_VECTOR_FUNCTIONS = "exp log log1p expm1 tanh sin cos"
 _EXPRESSIONS = {
     **{name: f"std::{name}({{0}})" for name in _FUNCTIONS.split()},
-    **{name: f"simd::{name}({{0}})" for name in _VECTOR_FUNCTIONS.split()},
+    **{name: f"simd::{name}({{0}})" for name in VECTOR_FUNCTIONS.split()},
     **{
         name: f"({{0}} {symbol} {{1}})"
         for name, symbol in zip("eq ne lt le gt ge".split(), "== != < <= > >=".split(), strict=True)
@@ -119,291 +84,15 @@ _NEUTRAL = {
     "logical_and": "true",
     "logical_or": "false",
 }
-
 #: Functions of C++ that compute whole numbers in double precision.
 _OF_REAL_NUMBERS = frozenset("pow fmod floor ceil trunc round".split())
-
-_LOOP = 'extern "C" int loop('
-# The flags of torch's compiler forbid vectors, because its own code writes them out.
-_VECTORS = '#pragma GCC optimize("tree-loop-vectorize")'
-# Recurrence up to 10, then the asymptotic series with an error below 1e-17; reflection below zero.
-_DIGAMMA = """
-static double digamma(double x) {
-  double result = 0;
-  if (x == 0) return std::copysign(INFINITY, -x);
-  if (x < 0) {
-    if (x == std::floor(x)) return NAN;
-    result = -M_PI / std::tan(M_PI * (x - std::nearbyint(x)));
-    x = 1 - x;
-  }
-  for (; x < 10; ++x) result -= 1 / x;
-  const double z = 1 / (x * x);
-  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (
-      691.0 / 32760 - z / 12))))));
-  return result + std::log(x) - 0.5 / x - series;
-}
-"""
 
 
 class _NoNativeCode(Exception):
     """Raised for a step with too many numbers or an unknown operation."""
 
 
-def loop_source(
-    step: Callable[..., tuple[Tensor, ...]],  # (*states, *inputs, *others) -> states
-    operands: Sequence[Tensor],  # of one time, without the batch
-    batched: Sequence[bool],  # which of them have a batch in the loop
-    num_states: int,
-    num_inputs: int,
-) -> str:
-    """Return C++ of a ``loop`` over ``step``, see :func:`batch_source`, or "" if it is unsuited."""
-    # Pointers: operands, then states of all times; dimensions are times, batch and the tensor's own.
-    if not _are_suited(operands):
-        return ""
-    writer = _Writer()
-    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
-    found = writer.made(step, operands, names)
-    if found is None:
-        return ""
-    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
-    inputs = [line for p in range(num_states, frame.in_turn) for line in frame.read(f"x{p}", p, p, True)]
-    new = [frame.results(f"n{p}", found[p], p) for p in range(num_states)]
-    stored = [line for p in range(num_states) for line in frame.write(f"n{p}", p, len(operands) + p, True, "=")]
-    body = [*inputs, *writer.lines, *sum(new, []), *stored]
-    body += [f"x{p}_{e} = n{p}_{e};" for p in range(num_states) for e in range(operands[p].numel())]
-    states = [line for p in range(num_states) for line in frame.read(f"x{p}", p, p, False, constant="")]
-    return frame.written([*states, *frame.others(), "for (int64_t t = 0; t < times; ++t) {", *body, "}"])
-
-
-def gradient_source(
-    step: Callable[..., tuple[Tensor, ...]],  # (*operands, *later) -> gradients by floats, then by the other wanted
-    operands: Sequence[Tensor],
-    batched: Sequence[bool],
-    num_states: int,
-    num_inputs: int,
-    floats: Sequence[int],
-    wanted: Sequence[int],
-) -> str:
-    """Return C++ of the gradient of a loop with respect to ``wanted`` operands, or "" as in :func:`loop_source`."""
-    # ``later`` are gradients of the new states ``floats``. Pointers: operands, states of all times, their cotangents,
-    # and gradients of ``wanted``, which begin as zeros.
-    if not _are_suited(operands):
-        return ""
-    writer, count = _Writer(), len(operands)
-    names = [writer.operand(f"x{place}", x) for place, x in enumerate(operands)]
-    later = [writer.operand(f"m{place}", operands[place]) for place in floats]
-    found = writer.made(step, [*operands, *(operands[place].clone() for place in floats)], [*names, *later])
-    if found is None:
-        return ""
-    frame = _Frame(writer, operands, batched, num_states, num_states + num_inputs)
-    moving = [*floats, *(place for place in wanted if place not in floats)]
-    outputs = {place: count + 2 * num_states + position for position, place in enumerate(wanted)}
-    body = []
-    for p in range(num_states):
-        body += frame.read(f"x{p}", p, p, False, later=count + p)
-    for p in range(num_states, frame.in_turn):
-        body += frame.read(f"x{p}", p, p, True)
-    for p in floats:
-        body += frame.read(f"c{p}", p, count + num_states + p, True)
-        body += [f"const {frame.kind(p)} m{p}_{e} = l{p}_{e} + c{p}_{e};" for e in frame.elements(p)]
-    body += writer.lines
-    for p, numbers in zip(moving, found, strict=True):
-        body += frame.results(f"g{p}", numbers, p)
-    for p in floats:
-        body += [f"l{p}_{e} = g{p}_{e};" for e in frame.elements(p)]
-    for p in moving[len(floats) :]:
-        if p < frame.in_turn:
-            body += frame.write(f"g{p}", p, outputs[p], True, "+=")
-        else:
-            body += [f"l{p}_{e} += g{p}_{e};" for e in frame.elements(p)]
-    sums = [p for p in moving if p in floats or p >= frame.in_turn]
-    zeros = [f"{frame.kind(p)} l{p}_{e} = 0;" for p in sums for e in frame.elements(p)]
-    last = [line for p in sums if p in outputs for line in frame.write(f"l{p}", p, outputs[p], False, "+=")]
-    return frame.written([*frame.others(), *zeros, "for (int64_t t = times - 1; t >= 0; --t) {", *body, "}", *last])
-
-
-class RowSource(NamedTuple):
-    """A function of rows as C++, and the constants passed to each call after operands and results."""
-
-    text: str
-    data: tuple[Tensor, ...]
-
-
-def row_source(
-    function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor], like: Sequence[int]
-) -> RowSource | None:
-    """Return C++ of ``function`` of each row of operands ``(1, ...)``, or None if it is unsuited."""
-    # Result q has the shape and dtype of operand like[q]. Data are pointers, so the C++ serves others of their shape.
-    if not _are_suited(operands):
-        return None
-    writer = _Writer(takes_data=True)
-    found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
-    if found is None:
-        return None
-    lines = [
-        f"{_kind(x)} x{place} = ({_kind(x)})pointers[{place}] + b * {x.numel()};" for place, x in enumerate(operands)
-    ]
-    stored = []
-    for q, (numbers, p) in enumerate(zip(found, like, strict=True)):
-        if numbers.dtype != operands[p].dtype or numbers.positions.numel() != operands[p].numel():
-            return None
-        kind = f"{NUMBER_TYPES[numbers.dtype]}*"
-        stored.append(f"{kind} r{q} = ({kind})pointers[{len(operands) + q}] + b * {operands[p].numel()};")
-        stored += writer.stored(f"r{q}", numbers)
-    first = len(operands) + len(like)
-    lines += [f"{_kind(x)} d{k} = ({_kind(x)})pointers[{first + k}];" for k, x in enumerate(writer.data)]
-    text = batch_source([*lines, *writer.lines, *stored], writer.functions, writer.space)
-    return RowSource(text, tuple(writer.data))
-
-
-class FunctionSource(NamedTuple):
-    """A C++ structure whose static ``call(space, operands, results)`` takes an array a tensor, and the bytes of space.
-
-    The call returns 0, or 1 where memory was not enough.
-    """
-
-    text: str
-    space: int
-
-
-def function_source(
-    name: str, function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor]
-) -> FunctionSource | None:
-    """Return the C++ of a function, or None if it is unsuited."""
-    if not _are_suited(operands):
-        return None
-    writer = _Writer()
-    found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
-    if found is None:
-        return None
-    stored = [line for q, numbers in enumerate(found) for line in writer.stored(f"r{q}", numbers)]
-    arguments = [f"{_kind(x)} x{place}" for place, x in enumerate(operands)]
-    arguments += [f"{NUMBER_TYPES[numbers.dtype]}* r{q}" for q, numbers in enumerate(found)]
-    body = [f"static int call({', '.join(['char* space', *arguments])}) {{", *writer.lines, *stored, "return 0;", "}"]
-    return FunctionSource("\n".join([f"struct {name} {{", *writer.functions, *body, "};"]), writer.space)
-
-
-def _kind(x: Tensor) -> str:
-    return f"const {NUMBER_TYPES[x.dtype]}*"
-
-
-@cache
-def _vector_functions() -> str:
-    """Declare functions that take vectors where the C library has them, exact to two units in the last place."""
-    name, version = platform.libc_ver()
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    functions = _VECTOR_FUNCTIONS.split()
-    if platform.machine() != "x86_64" or name != "glibc" or numbers < [2, 35]:
-        declared = [f"using std::{function};" for function in functions]
-    else:
-        # By another name, because those of the C library set errno; compilers without the attribute call one by one.
-        declared = [
-            f'{real} {function}({real}) noexcept __asm__("{function}{letter}") '
-            '__attribute__((simd("notinbranch"), const));'
-            for function in functions
-            for real, letter in (("double", ""), ("float", "f"))
-        ]
-    return "\n".join(["namespace simd {", *declared, "}"])
-
-
-def batch_source(lines: Sequence[str], functions: Sequence[str] = (), space: int = 0) -> str:
-    """Return the C++ ``loop(void** pointers, int64_t times, int64_t batch, char* space)``, ``lines`` for each ``b``.
-
-    It returns 0, or 1 where memory was not enough. The text begins with the bytes of ``space`` that it needs.
-    """
-    return "\n".join(
-        [
-            _VECTORS,
-            "#include <cmath>",
-            "#include <cstdint>",
-            "#include <cstdlib>",
-            _vector_functions(),
-            *([_DIGAMMA] if "digamma(" in "\n".join([*functions, *lines]) else []),
-            # Without a namespace a table inside of a structure is one for all libraries of the process.
-            "namespace {",
-            *functions,
-            "}",
-            f"{SPACE} = {space};",
-            f"{_LOOP}void** pointers, int64_t times, int64_t batch, char* space) {{",
-            "for (int64_t b = 0; b < batch; ++b) {",
-            *lines,
-            "}",
-            "return 0;",
-            "}",
-            "",
-        ]
-    )
-
-
-def _are_suited(operands: Sequence[Tensor]) -> bool:
-    few = sum(x.numel() for x in operands) <= _MAX_LINES
-    return few and all(x.dtype in NUMBER_TYPES and x.device.type == "cpu" for x in operands)
-
-
-class _Frame:
-    """Writer of the loads and stores around the statements of a step."""
-
-    def __init__(
-        self, writer: _Writer, operands: Sequence[Tensor], batched: Sequence[bool], num_states: int, in_turn: int
-    ) -> None:
-        self._writer, self._operands, self._batched = writer, operands, batched
-        self._num_states, self.in_turn = num_states, in_turn
-
-    def kind(self, place: int) -> str:
-        return NUMBER_TYPES[self._operands[place].dtype]
-
-    def elements(self, place: int) -> range:
-        return range(self._operands[place].numel())
-
-    def others(self) -> list[str]:
-        """Return the loads of the operands that are constant in time."""
-        places = range(self.in_turn, len(self._operands))
-        return [line for place in places for line in self.read(f"x{place}", place, place, False)]
-
-    def read(
-        self,
-        name: str,
-        place: int,
-        pointer: int,
-        over_time: bool,
-        constant: str = "const ",
-        later: int | None = None,
-    ) -> list[str]:
-        """Return the loads of a tensor; after the first time, those of ``later`` at the time before."""
-        kind = self.kind(place)
-        lines = []
-        for element in self.elements(place):
-            value = f"((const {kind}*)pointers[{pointer}])[{self._offset(place, over_time)} + {element}]"
-            if later is not None:
-                path = f"((const {kind}*)pointers[{later}])[{self._offset(place, True, '(t - 1)')} + {element}]"
-                value = f"t > 0 ? {path} : {value}"
-            lines.append(f"{constant}{kind} {name}_{element} = {value};")
-        return lines
-
-    def write(self, name: str, place: int, pointer: int, over_time: bool, assign: str) -> list[str]:
-        target = f"(({self.kind(place)}*)pointers[{pointer}])[{self._offset(place, over_time)}"
-        return [f"{target} + {element}] {assign} {name}_{element};" for element in self.elements(place)]
-
-    def results(self, name: str, numbers: _Numbers, place: int) -> list[str]:
-        values = self._writer.values(numbers)
-        return [f"const {self.kind(place)} {name}_{element} = {value};" for element, value in enumerate(values)]
-
-    def _offset(self, place: int, over_time: bool, time: str = "t") -> str:
-        size = self._operands[place].numel()
-        if over_time:
-            return f"({time} * batch + b) * {size}" if self._batched[place] else f"{time} * {size}"
-        return f"b * {size}" if self._batched[place] else "0"
-
-    def written(self, lines: Sequence[str]) -> str:
-        """Return the C++ function without unused loads."""
-        names = re.findall(r"\b[xc]\d+_\d+\b", "\n".join(lines))
-        once = {name for name, count in Counter(names).items() if count == 1}
-        declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
-        kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
-        return batch_source(kept, self._writer.functions, self._writer.space)
-
-
-class _Numbers:
+class Numbers:
     """A tensor of positions in a list of C++ expressions; ``value`` holds their values if they are constant."""
 
     def __init__(self, positions: Tensor, dtype: torch.dtype, value: Tensor | None = None) -> None:
@@ -499,17 +188,17 @@ class _Access(NamedTuple):
 
 def _like(x: Any) -> Any:
     """Return a tensor without memory in place of numbers, for the rules of torch's types."""
-    return torch.empty(x.positions.shape, dtype=x.dtype, device="meta") if isinstance(x, _Numbers) else x
+    return torch.empty(x.positions.shape, dtype=x.dtype, device="meta") if isinstance(x, Numbers) else x
 
 
 def _known(args: Any) -> Any:
     """Return arguments with constant numbers as values; raise ``_NoNativeCode`` if a number is not constant."""
-    if any(x.value is None for x in tree_leaves(args) if isinstance(x, _Numbers)):
+    if any(x.value is None for x in tree_leaves(args) if isinstance(x, Numbers)):
         raise _NoNativeCode
-    return tree_map_only(_Numbers, lambda x: x.value, args)
+    return tree_map_only(Numbers, lambda x: x.value, args)
 
 
-class _Writer:
+class Writer:
     """Writer of the C++ statements of one function."""
 
     def __init__(self, takes_data: bool = False) -> None:
@@ -525,8 +214,8 @@ class _Writer:
         self._rules: dict[Any, torch.fx.GraphModule] = {}  # operations on tensors of some shapes, decomposed
 
     def made(
-        self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], operands: Sequence[_Numbers]
-    ) -> list[_Numbers] | None:
+        self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], operands: Sequence[Numbers]
+    ) -> list[Numbers] | None:
         """Write the results of a function of the operands; None if the function is large or has unknown operations."""
         try:
             with torch.no_grad():
@@ -538,7 +227,7 @@ class _Writer:
         except (*UNTRACEABLE, _NoNativeCode, KeyError, AttributeError):
             return None  # for example an unknown dtype or form of arguments
 
-    def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[_Numbers]) -> list[_Numbers]:
+    def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[Numbers]) -> list[Numbers]:
         values: dict[Node, Any] = {}
         given = iter(operands)
         for node in graph.graph.nodes:
@@ -559,16 +248,16 @@ class _Writer:
 
     # -- numbers --------------------------------------------------------------------------------
 
-    def operand(self, name: str, x: Tensor) -> _Numbers:
+    def operand(self, name: str, x: Tensor) -> Numbers:
         """Name the elements of a tensor."""
         found = [self._names.add(f"{name}_{element}") for element in range(x.numel())]
-        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
+        return Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype)
 
-    def row(self, name: str, x: Tensor) -> _Numbers:
+    def row(self, name: str, x: Tensor) -> Numbers:
         """Name an array with the elements of a tensor."""
-        return _Numbers(self._names.add(name, x.numel()) + torch.arange(x.numel()).reshape(x.shape), x.dtype)
+        return Numbers(self._names.add(name, x.numel()) + torch.arange(x.numel()).reshape(x.shape), x.dtype)
 
-    def stored(self, name: str, numbers: _Numbers) -> list[str]:
+    def stored(self, name: str, numbers: Numbers) -> list[str]:
         """Return the statements that write the elements of a tensor to an array."""
         self._close()
         positions = numbers.positions.reshape(-1)
@@ -582,25 +271,25 @@ class _Writer:
             begin += len(run)
         return lines
 
-    def values(self, numbers: _Numbers) -> list[str]:
+    def values(self, numbers: Numbers) -> list[str]:
         """Return the C++ expressions of the elements of a tensor."""
         self._close()
         return [self._names[position] for position in numbers.positions.reshape(-1).tolist()]
 
-    def _constant(self, x: Tensor, is_data: bool = False) -> _Numbers:
-        if x.numel() > _MAX_LINES:
+    def _constant(self, x: Tensor, is_data: bool = False) -> Numbers:
+        if x.numel() > MAX_LINES:
             raise _NoNativeCode
         many = x.numel() > 1 and bool((x != x.reshape(-1)[0]).any())
         if (many or is_data) and self._takes_data and x.dtype.is_floating_point:
             start = self._names.add(f"d{len(self.data)}", x.numel())
             self.data.append(x.contiguous())
-            return _Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
+            return Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
         if many and x.numel() >= _ARRAY:
             texts = [self._text(value, x.dtype) for value in x.reshape(-1).tolist()]
             start = self._array(texts, x.dtype, "static const")
-            return _Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
+            return Numbers(start + torch.arange(x.numel()).reshape(x.shape), x.dtype, x)
         found = [self._literal(value, x.dtype) for value in x.reshape(-1).tolist()]
-        return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype, x)
+        return Numbers(torch.tensor(found, dtype=torch.int64).reshape(x.shape), x.dtype, x)
 
     def _array(self, texts: Sequence[str], dtype: torch.dtype, kept: str) -> int:
         """Declare an array with its elements; return the first position."""
@@ -638,7 +327,7 @@ class _Writer:
         return self._literals[key]
 
     def _statement(self, expression: str, dtype: torch.dtype) -> int:
-        if len(self.lines) >= _MAX_LINES:
+        if len(self.lines) >= MAX_LINES:
             raise _NoNativeCode
         name = f"v{len(self.lines)}"
         self.lines.append(f"const {NUMBER_TYPES[dtype]} {name} = {expression};")
@@ -651,7 +340,7 @@ class _Writer:
         if self._loop is not None:
             self.lines += [f"for (int64_t i = 0; i < {self._loop.length}; ++i) {{", *self._loop.body, "}"]
             self._loop = None
-            if len(self.lines) >= _MAX_LINES:
+            if len(self.lines) >= MAX_LINES:
                 raise _NoNativeCode
 
     def _access(self, positions: Tensor) -> _Access | None:
@@ -709,7 +398,7 @@ class _Writer:
 
     def _vector(
         self, pattern: str, operands: Sequence[tuple[Tensor, torch.dtype, str]], shape: torch.Size, dtype: torch.dtype
-    ) -> _Numbers:
+    ) -> Numbers:
         """Write an elementwise operation as loops over all elements, or over the longest possible dimension."""
         size = shape.numel()
         given = [torch.broadcast_to(positions, shape) for positions, _, _ in operands]
@@ -740,7 +429,7 @@ class _Writer:
             loop.body.append(f"{name}[{path[0] - start} + {path[1]} * i] = {variable};")
             loop.current[path] = variable
             loop.made.add(start)
-        return _Numbers(made, dtype)
+        return Numbers(made, dtype)
 
     def _reduced(self, operation: str, rows: Tensor, dtype: torch.dtype) -> list[int]:
         """Write a reduction, such as a sum, of each row of positions as a loop over its elements."""
@@ -770,7 +459,7 @@ class _Writer:
         if not name:
             raise _NoNativeCode
         meta: Any = node.meta.get("tensor_meta")
-        numbers = [x for x in tree_leaves((args, kwargs)) if isinstance(x, _Numbers)]
+        numbers = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Numbers)]
         if torch.Tag.nondeterministic_seeded not in target.tags and all(x.value is not None for x in numbers):
             is_data = any(x.positions.numel() > 1 and x.dtype.is_floating_point for x in numbers)
             args, kwargs = _known((args, kwargs))
@@ -783,23 +472,8 @@ class _Writer:
             fill = {"full_like": 1, "new_full": 2}.get(name)
             number = args[fill] if fill else float("ones" in name)
             return self._constant(torch.full(meta.shape, number, dtype=meta.dtype))
-        if name == "loop":
-            tensors, num_states, _, times, batch, _, _, source, _ = args
-            states = [((times, *x.positions.shape), x.dtype) for x in tensors[:num_states]]
-            return self._looped(source, tensors, states, times, batch)
-        if name == "loop_gradient":
-            tensors, wanted, times, batch, _, source, _ = args
-            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
-            return self._looped(source, tensors, like, times, batch)
-        if name == "ode":
-            tensors, times, source = args[0], args[1], args[-1]
-            batch, dim = tensors[1].positions.shape
-            return self._looped(source, tensors, [((batch, times, dim), tensors[1].dtype)], times, batch)[0]
-        if name == "ode_gradient":
-            tensors, wanted, source = args[0], args[1], args[-1]
-            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
-            batch, times, _ = tensors[-1].positions.shape
-            return self._looped(source, tensors, like, times, batch)
+        if target.namespace == "bayeskit":
+            return self._looped(target, args)
         if name in ("tril", "triu"):
             x, below = args[0], torch.ones_like(args[0].positions)
             return self._elementwise("where", (self._constant(target(below, *args[1:]) > 0), x, 0), meta.shape, x.dtype)
@@ -836,7 +510,7 @@ class _Writer:
     def _decomposed(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write an operation by torch's decomposition into simpler operations."""
         leaves, form = tree_flatten((args, kwargs))
-        places = [place for place, x in enumerate(leaves) if isinstance(x, _Numbers)]
+        places = [place for place, x in enumerate(leaves) if isinstance(x, Numbers)]
 
         def simpler(*tensors: Tensor) -> tuple[Any, ...]:
             filled = list(leaves)
@@ -860,16 +534,16 @@ class _Writer:
 
     def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
         """Apply an operation that only moves elements to their positions."""
-        args, kwargs = tree_map_only(_Numbers, lambda x: x.positions, (args, kwargs))
+        args, kwargs = tree_map_only(Numbers, lambda x: x.positions, (args, kwargs))
         found = target(*args, **kwargs)
-        return tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
+        return tree_map_only(Tensor, lambda x: Numbers(x, dtype), found)
 
-    def _elementwise(self, name: str, args: Sequence[Any], shape: torch.Size, dtype: torch.dtype) -> _Numbers:
+    def _elementwise(self, name: str, args: Sequence[Any], shape: torch.Size, dtype: torch.dtype) -> Numbers:
         # Operands have the dtype of the result, but for comparisons, whose operands have one of their own.
         common, compared = dtype, args[name == "where" :]
         if dtype == torch.bool and len(compared) == 2:
             common = torch.result_type(*map(_like, compared))
-        elif dtype == torch.bool and isinstance(compared[0], _Numbers):
+        elif dtype == torch.bool and isinstance(compared[0], Numbers):
             common = compared[0].dtype
         if not dtype.is_floating_point and name in _OF_REAL_NUMBERS:
             raise _NoNativeCode
@@ -882,7 +556,7 @@ class _Writer:
         for place, x in enumerate(args):
             if isinstance(x, (bool, int, float)):
                 x = self._constant(torch.tensor(x, dtype=common))
-            if not isinstance(x, _Numbers):
+            if not isinstance(x, Numbers):
                 raise _NoNativeCode
             wanted = x.dtype if name == "_to_copy" or (name == "where" and place == 0) else common
             operands.append((x.positions, x.dtype, "" if x.dtype == wanted else f"({NUMBER_TYPES[wanted]})"))
@@ -895,9 +569,9 @@ class _Writer:
             self._close_before(flat)
             columns.append([cast_ + self._names[position] for position in flat])
         made = [self._statement(pattern.format(*row), dtype) for row in zip(*columns, strict=True)]
-        return _Numbers(torch.tensor(made, dtype=torch.int64).reshape(shape), dtype)
+        return Numbers(torch.tensor(made, dtype=torch.int64).reshape(shape), dtype)
 
-    def _folded(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> _Numbers:
+    def _folded(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Numbers:
         x, dims = args[0], list(args[1]) if len(args) > 1 and isinstance(args[1], (list, tuple)) else None
         if len(args) > 1 and isinstance(args[1], int):
             dims = [args[1]]
@@ -905,21 +579,23 @@ class _Writer:
         dims = [d % rank for d in dims] if dims and rank else list(range(rank))
         kept = [d for d in range(rank) if d not in dims]
         flat = x.positions.permute(*kept, *dims).reshape(*(x.positions.shape[d] for d in kept), -1)
-        folded = self._fold(_FOLDS[name], _Numbers(flat, x.dtype), meta.dtype)
+        folded = self._fold(_FOLDS[name], Numbers(flat, x.dtype), meta.dtype)
         if folded.dtype != meta.dtype:
             folded = self._elementwise("_to_copy", (folded,), folded.positions.shape, meta.dtype)
-        return _Numbers(folded.positions.reshape(meta.shape), meta.dtype)
+        return Numbers(folded.positions.reshape(meta.shape), meta.dtype)
 
-    def _looped(
-        self, source: str, given: Sequence[_Numbers], made: Sequence[tuple[Any, torch.dtype]], times: int, batch: int
-    ) -> list[_Numbers]:
-        """Write a call of the C++ of a loop or of its gradient, with tensors as arrays."""
+    def _looped(self, target: Any, args: Sequence[Any]) -> Any:
+        """Write a call of an operation that has C++ of its own, see :func:`batch_source`, with tensors as arrays."""
+        named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=True))
+        source, given, times, batch = (named[word] for word in ("source", "tensors", "times", "batch"))
         if not source:
             raise _NoNativeCode
+        results = target(*tree_map_only(Numbers, _like, args))  # without memory
+        made = tree_leaves(results)
         number, found = len(self.lines), []
         name = f"loop{number}"
         self._close()
-        self.functions.append(f"static int {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
+        self.functions.append(named_loop(name, source))
         for place, x in enumerate(given):
             array, positions = f"{NUMBER_TYPES[x.dtype]} a{number}_{place}", x.positions.reshape(-1)
             label, start, size = self._names.of(int(positions[0])) if len(positions) else ("", 0, 0)
@@ -929,20 +605,20 @@ class _Writer:
                 )
             else:
                 self.lines.append(f"const {array}[] = {{{', '.join(self.values(x)) or '0'}}};")
-        for place, (shape, dtype) in enumerate(made, len(given)):
-            size = math.prod(shape)
+        for place, result in enumerate(made, len(given)):
+            size = result.numel()
             array = f"a{number}_{place}"
-            self._declare(array, size, dtype)
+            self._declare(array, size, result.dtype)
             self.lines.append(f"for (int64_t i = 0; i < {size}; ++i) {array}[i] = 0;")
             start = self._names.add(f"a{number}_{place}", max(size, 1))
-            found.append(_Numbers(start + torch.arange(size).reshape(shape), dtype))
+            found.append(Numbers(start + torch.arange(size).reshape(result.shape), result.dtype))
         arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
         self.lines.append(f"void* a{number}[] = {{{arrays}}};")
         self.lines.append(f"if ({name}(a{number}, {times}, {max(batch, 1)}, space + {self.space})) return 1;")
         self.space += space_of_loop(source)
-        return found
+        return found if isinstance(results, list) else found[0]
 
-    def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:
+    def _fold(self, operation: str, x: Numbers, dtype: torch.dtype) -> Numbers:
         """Reduce the last dimension by an operation."""
         *kept, length = x.positions.shape
         foldable = dtype.is_floating_point or dtype == torch.bool
@@ -950,25 +626,25 @@ class _Writer:
             if x.dtype != dtype:
                 x = self._elementwise("_to_copy", (x,), x.positions.shape, dtype)
             found = self._reduced(operation, x.positions.reshape(-1, length), dtype)
-            return _Numbers(torch.tensor(found, dtype=torch.int64).reshape(kept), dtype)
-        parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(-1)]
+            return Numbers(torch.tensor(found, dtype=torch.int64).reshape(kept), dtype)
+        parts = [Numbers(part, x.dtype) for part in x.positions.unbind(-1)]
         return reduce(lambda a, b: self._elementwise(operation, (a, b), a.positions.shape, dtype), parts)
 
-    def _running(self, operation: str, x: _Numbers, dim: int, dtype: torch.dtype) -> _Numbers:
-        parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(dim)]
+    def _running(self, operation: str, x: Numbers, dim: int, dtype: torch.dtype) -> Numbers:
+        parts = [Numbers(part, x.dtype) for part in x.positions.unbind(dim)]
         if x.dtype != dtype:
             raise _NoNativeCode
         if operation == "add" and dtype.is_floating_point and parts:  # torch begins with 0, and 0 + -0 is 0
             parts[0] = self._elementwise("add", (parts[0], 0), parts[0].positions.shape, dtype)
         for k in range(1, len(parts)):
             parts[k] = self._elementwise(operation, (parts[k - 1], parts[k]), parts[k].positions.shape, dtype)
-        return _Numbers(torch.stack([part.positions for part in parts], dim), dtype)
+        return Numbers(torch.stack([part.positions for part in parts], dim), dtype)
 
-    def _at(self, target: Any, args: tuple[Any, ...]) -> _Numbers:
+    def _at(self, target: Any, args: tuple[Any, ...]) -> Numbers:
         """Index by constant positions."""
-        return _Numbers(target(args[0].positions, *_known(args[1:])), args[0].dtype)
+        return Numbers(target(args[0].positions, *_known(args[1:])), args[0].dtype)
 
-    def _put(self, name: str, args: tuple[Any, ...]) -> _Numbers:
+    def _put(self, name: str, args: tuple[Any, ...]) -> Numbers:
         """Write or add numbers at constant positions."""
         self._close()
         x = args[0]
@@ -990,13 +666,13 @@ class _Writer:
         for place, number in zip(places.reshape(-1).tolist(), given, strict=True):
             total = f"({self._names[new[place]]} + {self._names[number]})"
             new[place] = self._statement(total, x.dtype) if adds else number
-        return _Numbers(torch.tensor(new, dtype=torch.int64).reshape(x.positions.shape), x.dtype)
+        return Numbers(torch.tensor(new, dtype=torch.int64).reshape(x.positions.shape), x.dtype)
 
     def _less(self, number: int, terms: Iterable[tuple[int, int]]) -> str:
         """Return the C++ of a number minus a sum of products."""
         return " - ".join([self._names[number], *(f"{self._names[a]} * {self._names[b]}" for a, b in terms)])
 
-    def _cholesky(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
+    def _cholesky(self, x: Numbers) -> tuple[Numbers, Numbers]:
         """Write lower Cholesky factors, column by column, and the number of the first pivot that is not positive."""
         self._close()
         n, zero = x.positions.shape[-1], self._literal(0.0, x.dtype)
@@ -1016,13 +692,13 @@ class _Writer:
             factors.append(factor)
             failures.append(self._statement(failed, torch.int32))
         shape = x.positions.shape
-        return _Numbers(torch.tensor(factors).reshape(shape), x.dtype), _Numbers(
+        return Numbers(torch.tensor(factors).reshape(shape), x.dtype), Numbers(
             torch.tensor(failures).reshape(shape[:-2]), torch.int32
         )
 
     def _solved(
-        self, a: _Numbers, b: _Numbers, *, upper: bool, left: bool = True, unitriangular: bool = False
-    ) -> _Numbers:
+        self, a: Numbers, b: Numbers, *, upper: bool, left: bool = True, unitriangular: bool = False
+    ) -> Numbers:
         """Write the solution of ``a x = b``, or of ``x a = b``, for triangular ``a``."""
         self._close()
         matrices, sides = a.positions, b.positions
@@ -1047,9 +723,9 @@ class _Writer:
             found.append(rows)
         x = torch.tensor(found, dtype=torch.int64).reshape(*batch, n, k)
         x = x.flip(-2) if upper else x
-        return _Numbers(x if left else x.mT, b.dtype)
+        return Numbers(x if left else x.mT, b.dtype)
 
-    def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> _Numbers:
+    def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Numbers:
         if kwargs or args[-1].dtype != meta.dtype:
             raise _NoNativeCode
         a, b = args[-2].positions, args[-1].positions
@@ -1060,12 +736,12 @@ class _Writer:
         if shape.numel() > _MAX_PRODUCT:
             raise _NoNativeCode
         terms = self._elementwise(
-            "mul", (_Numbers(a.unsqueeze(-1), meta.dtype), _Numbers(b.unsqueeze(-3), meta.dtype)), shape, meta.dtype
+            "mul", (Numbers(a.unsqueeze(-1), meta.dtype), Numbers(b.unsqueeze(-3), meta.dtype)), shape, meta.dtype
         )
-        total = self._fold("add", _Numbers(terms.positions.movedim(-2, -1), meta.dtype), meta.dtype)
+        total = self._fold("add", Numbers(terms.positions.movedim(-2, -1), meta.dtype), meta.dtype)
         if name == "addmm":
             total = self._elementwise("add", (args[0], total), meta.shape, meta.dtype)
-        return _Numbers(total.positions.reshape(meta.shape), meta.dtype)
+        return Numbers(total.positions.reshape(meta.shape), meta.dtype)
 
     def _clamped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:
         limits = {"clamp_min": ["min"], "clamp_max": ["max"]}.get(name, ["min", "max"])
@@ -1075,158 +751,3 @@ class _Writer:
             if given.get(limit) is not None:
                 x = self._elementwise(function, (x, given[limit]), meta.shape, meta.dtype)
         return x
-
-
-# A small density as C++ over rows, and Hamiltonian trajectories that run in C++ alone.
-
-MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C has no effect
-
-# One row after the other. `loop` is the density of a row; `x` are positions and momenta (both changed), inverse
-# temperatures, step sizes, metric factors and kicks, then results, what was met on the way, and data. A dense factor is
-# lower triangular. With `turns`, results hold the evaluation of the positions; a step into zero density keeps both and
-# reverses the momentum.
-_INTEGRATION = """
-static void pull(const {real}* gradient, const {real}* factor, int64_t dim, int64_t dense, {real}* force) {{
-  for (int64_t i = 0; i < dim; ++i) {{
-    force[i] = dense ? 0 : factor[i] * gradient[i];
-    for (int64_t j = 0; dense && j <= i; ++j) force[j] += factor[i * dim + j] * gradient[i];
-  }}
-}}
-extern "C" int integrate(void** pointers, {real} drift, int64_t kicks, int64_t rows, int64_t dim, int64_t groups,
-                         int64_t dense, int64_t turns, int64_t data, char* space) {{
-  {real}** x = ({real}**)pointers;
-  void** row = (void**)space;  // of which the first six are set for each row
-  {real} *force = ({real}*)(row + 6 + data), *before = force + dim;
-  space += (6 + data + 3 * dim + 3) * 8;
-  for (int64_t i = 0; i < data; ++i) row[6 + i] = pointers[11 + i];
-  for (int64_t b = 0; b < rows; ++b) {{
-    {real} *q = x[0] + b * dim, *p = x[1] + b * dim, *gradient = x[9] + b * dim, *lowest = x[10] + b;
-    {real} *highest = x[10] + rows + b, *reversals = x[10] + 2 * rows + b;
-    const {real} step = x[3][b], *factor = x[4] + b * groups / rows * dim * (dense ? dim : 1);
-    void* own[] = {{q, x[2] + b, x[6] + b, x[7] + b, x[8] + b, gradient}};
-    for (int i = 0; i < 6; ++i) row[i] = own[i];
-    const bool inside = turns && x[10][3 * rows + b] > 0;
-    if (turns) pull(gradient, factor, dim, dense, force);
-    for (int64_t s = 0; s < kicks; ++s) {{
-      for (int64_t i = 0; inside && i < dim; ++i) before[i] = q[i], before[dim + i] = gradient[i];
-      for (int i = 0; inside && i < 3; ++i) before[2 * dim + i] = x[6 + i][b];
-      for (int64_t i = 0; i < dim; ++i) {{
-        {real} moved = dense ? 0 : factor[i] * p[i];
-        for (int64_t j = 0; dense && j <= i; ++j) moved += factor[i * dim + j] * p[j];
-        q[i] += drift * step * moved;
-      }}
-      if (loop(row, 1, 1, space)) return 1;
-      const {real} density = x[8][b];
-      if (density < *lowest || density != density) *lowest = density;
-      if (inside && density == -INFINITY) {{
-        for (int64_t i = 0; i < dim; ++i) q[i] = before[i], gradient[i] = before[dim + i], p[i] = -p[i];
-        for (int i = 0; i < 3; ++i) x[6 + i][b] = before[2 * dim + i];
-        ++*reversals;
-      }} else {{
-        pull(gradient, factor, dim, dense, force);
-      }}
-      if (turns) {{
-        {real} energy = 0;
-        for (int64_t i = 0; i < dim; ++i) {{
-          const {real} middle = p[i] + ({real})0.5 * step * force[i];
-          energy += middle * middle;
-        }}
-        energy = ({real})0.5 * energy - x[8][b];
-        if (energy > *highest || energy != energy) *highest = energy;
-      }}
-      for (int64_t i = 0; i < dim; ++i) p[i] += x[5][s] * step * force[i];
-    }}
-  }}
-  return 0;
-}}
-"""
-
-
-class NativeEvaluator:
-    """A compiled evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows."""
-
-    def __init__(self, library: Any, data: tuple[Tensor, ...], dim: int, dtype: torch.dtype) -> None:
-        self._library, self._data, self._dim, self._dtype = library, data, dim, dtype
-        self._data_pointers = [x.data_ptr() for x in data]
-        self._pointers = ctypes.c_void_p * (11 + len(data))
-
-    def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
-        """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
-        # The C++ does not check dtype and sizes.
-        if u.dim() != 2 or u.shape[1] != self._dim or beta.shape != u.shape[:1]:
-            raise ShapeError(
-                f"vectors and inverse temperatures must have shapes (n, {self._dim}) and (n,), not {tuple(u.shape)} "
-                f"and {tuple(beta.shape)}"
-            )
-        u, beta = u.to(self._dtype), beta.to(self._dtype)
-        found = _empty(u, beta)
-        call_library(self._library, (u, beta), (*found, *self._data), 1, len(u))
-        return found
-
-    def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
-        """Tell whether positions ``(n, d)`` and the factor of a metric have the dtype and sizes of the C++."""
-        one = factor.dim() == (2 if is_dense else 1)
-        return (
-            q.dtype == factor.dtype == self._dtype
-            and q.shape[1] == factor.shape[-1] == self._dim
-            and (one or len(q) % len(factor) == 0)
-        )
-
-    def integrate(
-        self,
-        q: Tensor,
-        p: Tensor,  # whitened
-        step: Tensor,  # (n,)
-        beta: Tensor,  # (n,)
-        factor: Tensor,  # of the metric: (d,) or (g, d); lower triangles (d, d) or (g, d, d) if is_dense
-        is_dense: bool,
-        drift: float,  # in steps
-        kicks: Sequence[float],  # in steps, one after each drift
-        start: Evaluation | None = None,
-    ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation, and what was met on the way ``(4, n)``.
-
-        That is the lowest log density; with the evaluation of ``q`` as ``start`` also the highest energy, and the
-        number of steps into zero density, which reverse the momentum of rows that start at a positive one (the last).
-        """
-        (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
-        q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
-        beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))
-        found = _empty(q, beta) if start is None else _copied(start, q, beta)
-        met = step.new_tensor([torch.inf, -torch.inf, 0.0, 0.0]).unsqueeze(-1).repeat(1, n)
-        if start is not None:
-            met[3] = start.log_density > -torch.inf
-        space = torch.empty(8 * (6 + len(self._data) + 3 * d + 3) + self._library.space, dtype=torch.uint8)
-        address = ctypes.c_void_p(space.data_ptr())
-        groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
-        for some in _numbers_of(tuple(kicks), q.dtype, at_once):
-            tensors = (q, p, beta, step, factor, some, *found, met)
-            pointers = self._pointers(*[x.data_ptr() for x in tensors], *self._data_pointers)
-            sizes = (some.shape[0], n, d, groups, is_dense, start is not None, len(self._data))
-            status = self._library.integrate(pointers, floating(drift), *map(ctypes.c_int64, sizes), address)
-            raise_for_status(status, "the steps of a differential equation")
-        return q, p, found, met
-
-
-@lru_cache(maxsize=128)
-def _numbers_of(kicks: tuple[float, ...], dtype: torch.dtype, at_once: int) -> tuple[Tensor, ...]:
-    return torch.tensor(kicks, dtype=dtype).split(at_once)
-
-
-def _empty(u: Tensor, beta: Tensor) -> Evaluation:
-    log_prior, log_likelihood, log_density = (beta.new_empty(beta.shape) for _ in range(3))
-    return Evaluation(log_prior, log_likelihood, log_density, u.new_empty(u.shape))
-
-
-def _copied(evaluation: Evaluation, u: Tensor, beta: Tensor) -> Evaluation:
-    """Return a copy in memory of our own, in which C++ may write."""
-    found = _empty(u, beta)
-    for copy, original in zip(found, evaluation, strict=True):
-        copy.copy_(original)
-    return found
-
-
-def over_rows(source: RowSource, dim: int, dtype: torch.dtype) -> NativeEvaluator | None:
-    """Compile a density of rows ``(n, dim)`` that :func:`row_source` has written, or return None where that fails."""
-    library = library_of(source.text + _INTEGRATION.format(real="float" if dtype == torch.float32 else "double"))
-    return None if library is None else NativeEvaluator(library, source.data, dim, dtype)

@@ -1,28 +1,33 @@
-"""The gradient engine of a Target: traces each batch size once, compiles where planned work repays it."""
+"""The gradient engine of a density: traces each batch size once, compiles where planned work repays it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from bayeskit.compiler.compilation import TorchResults, compile_graph
+from bayeskit.compiler.cost import Cost
+from bayeskit.compiler.graph_passes import fold_constants, trace_call, trace_density
+from bayeskit.compiler.interpreter import interpreted
+from bayeskit.compiler.native_evaluator import NativeEvaluator, over_rows
+from bayeskit.compiler.native_library import has_compiler
+from bayeskit.compiler.native_source import RowSource, row_source
+from bayeskit.core.evaluation import Evaluation, Evaluator, Joint, with_gradient, with_gradient_loop
 from bayeskit.core.inputs import warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import one_thread
+from bayeskit.core.untraceable import UNTRACEABLE, first_line, raise_if_forked
 from bayeskit.errors import CompilationWarning
-from bayeskit.logdensity import compiling as _evaluation
-from bayeskit.logdensity.compiling import Cost, Evaluator, Joint, recorded
-from bayeskit.logdensity.native import NativeEvaluator, RowSource, over_rows, row_source
-from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, interpreted, raise_if_forked
 
-__all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS"]
+__all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS", "compile_evaluation"]
+
 
 Compile = bool | Literal["auto"]
-
 #: Seconds to compile C++ over rows: the minimum, and for each node of small and of large densities.
 ROW_SECONDS, _ROW_SECONDS_PER_NODE, _ROW_SECONDS_OF_MANY = 0.3, 4e-4, 1e-4
 _SMALL_ROW_SECONDS = 1.5
@@ -83,7 +88,7 @@ class Engine:
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         """Return the evaluator for ``num_vectors`` rows, compiled if ``compile`` or the plan says so."""
         if self._one_by_one is not None:
-            return _evaluation.with_gradient_loop(self._one_by_one)
+            return with_gradient_loop(self._one_by_one)
         with process_state():  # threads may share a target
             key = (num_vectors, self._pays(num_vectors, num_calls) if compile == "auto" else compile)
             found = self._evaluators.get(key)
@@ -113,7 +118,7 @@ class Engine:
     def _row_source(self) -> RowSource | None:
         """Return the density of a row as C++; None if it is large or has unknown operations, or without a compiler."""
         most = max(_MAX_ROW_BYTES, _MAX_BYTES_PER_NODE * self.cost.num_nodes)
-        if self._device.type != "cpu" or self.cost.num_bytes > most or not _evaluation.has_compiler():
+        if self._device.type != "cpu" or self.cost.num_bytes > most or not has_compiler():
             return None
         if not self._rows_are_known:
             u = torch.zeros(1, self._dim, dtype=self._dtype)
@@ -137,8 +142,7 @@ class Engine:
             u = torch.zeros(1, self._dim, dtype=self._dtype, device=self._device)
             try:
                 with process_state(), one_thread():
-                    counts = recorded(self._eagerly, u, torch.ones_like(u[:, 0]))
-                    self._cost = Cost(*counts, data_bytes=self._data_bytes)
+                    self._cost = Cost.of_call(self._eagerly, u, torch.ones_like(u[:, 0]), data_bytes=self._data_bytes)
             except UNTRACEABLE as error:
                 self._give_up(error)
                 self._cost = Cost(0, 2**20)
@@ -163,27 +167,27 @@ class Engine:
 
     @staticmethod
     def _evaluator(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
-        return call if isinstance(call, NativeEvaluator) else _evaluation.in_chunks(call, num_vectors, chunk)
+        return call if isinstance(call, NativeEvaluator) else _in_chunks(call, num_vectors, chunk)
 
     def _compiled(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
         """Compile C++ over rows if the density is small and the C++ reproduces the graph's results, else the graph."""
         source = self._row_source()
         if not source:
-            return _evaluation.compile_graph(graph, u, beta)
+            return compile_graph(graph, u, beta)
         call = over_rows(source, self._dim, u.dtype)
         if call is None:  # a warning was given, and inductor would call the same compiler
             return interpreted(graph, u, beta)
-        if _evaluation.TorchResults(graph, (u, beta)).is_met_by(call, "is compiled by torch, which takes longer"):
+        if TorchResults(graph, (u, beta)).is_met_by(call, "is compiled by torch, which takes longer"):
             return call
-        return _evaluation.compile_graph(graph, u, beta)
+        return compile_graph(graph, u, beta)
 
     @property
     def _eagerly(self) -> Evaluator:
-        return self._evaluate or _evaluation.with_gradient(cast(Joint, self._joint))
+        return self._evaluate or with_gradient(cast(Joint, self._joint))
 
     def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
-        graph = _evaluation.trace_density(self._eagerly, num_vectors, self._dim, self._dtype, self._device)
-        _evaluation.fold_constants(graph)
+        graph = trace_density(self._eagerly, num_vectors, self._dim, self._dtype, self._device)
+        fold_constants(graph)
         return graph
 
     def _give_up(self, error: Exception) -> Evaluator:
@@ -195,3 +199,52 @@ class Engine:
                 CompilationWarning,
             )
         return self._eager
+
+
+def _in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
+    """Return an evaluator that calls ``call`` on contiguous chunks, the last one padded to full size.
+
+    With more than one chunk it takes any number of rows.
+    """
+    if chunk >= num_vectors:
+
+        def once(u: Tensor, beta: Tensor) -> Evaluation:
+            with torch.no_grad():  # the gradient is in the graph; a module's parameters need not record another
+                return Evaluation(*call(u.contiguous(), beta.contiguous()))
+
+        return once
+
+    def several(u: Tensor, beta: Tensor) -> Evaluation:
+        number = len(u)
+        if padding := -number % chunk:
+            u = torch.cat([u, u[:1].expand(padding, -1)])
+            beta = torch.cat([beta, beta[:1].expand(padding)])
+        with torch.no_grad():
+            pairs = zip(u.contiguous().split(chunk), beta.contiguous().split(chunk), strict=True)
+            parts = [call(*pair) for pair in pairs]
+        columns = (torch.cat(column)[:number] for column in zip(*parts, strict=True))
+        return Evaluation(*columns)
+
+    return several
+
+
+def compile_evaluation(
+    evaluate: Callable[..., Evaluation], examples: Sequence[Tensor], num_calls: int, compile: Compile
+) -> Callable[..., Evaluation]:
+    """Return ``evaluate`` traced for tensors like ``examples``, and compiled if ``num_calls`` calls repay it."""
+    try:
+        graph = trace_call(evaluate, *examples)
+    except UNTRACEABLE as error:
+        warn_user(f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower", CompilationWarning)
+        return torch.no_grad()(evaluate)
+    call: Callable[..., tuple[Tensor, ...]] = graph
+    # The estimate depends on the graph, not on a clock, so a resumed run decides alike.
+    cost = Cost.of_graph(graph)
+    if compile is True or (compile == "auto" and num_calls * cost.seconds(1) > cost.compile_seconds):
+        call = compile_graph(graph, *examples)
+
+    def evaluation(*inputs: Tensor) -> Evaluation:
+        with torch.no_grad():  # the gradient is in the graph
+            return Evaluation(*call(*(x.contiguous() for x in inputs)))
+
+    return evaluation

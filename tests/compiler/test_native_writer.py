@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_operations import Case, compared, random_case
 
-from bayeskit.logdensity import native
+from bayeskit.compiler import native_writer
 
 pytestmark = pytest.mark.compiler
 
@@ -32,7 +32,7 @@ def test_digamma_is_exact_beside_its_poles():
 
 @pytest.mark.parametrize(("operation", "mistake"), [("sub", "({0} + {1})"), ("maximum", "({0} > {1} ? {0} : {1})")])
 def test_mutation_random_operations_find_a_mistake(operation, mistake, monkeypatch):
-    monkeypatch.setitem(native._EXPRESSIONS, operation, mistake)
+    monkeypatch.setitem(native_writer._EXPRESSIONS, operation, mistake)
     chance, cases = random.Random(0), []
     while len(cases) < 40:
         case = random_case(chance)

@@ -7,9 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
+from bayeskit.compiler import affine_recurrence, recurrence
 from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
-from bayeskit.logdensity import recurrence
-from bayeskit.logdensity import recurrence as _loop
 
 F64 = torch.float64
 Y = torch.randn(37, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -274,8 +273,8 @@ def sampling(x, y):
 
 def test_a_wrong_order_of_products_is_noticed(monkeypatch):
     """A mutation: the earlier matrix applied last."""
-    right = _loop.prefix
-    monkeypatch.setattr(_loop, "prefix", lambda a, b, x: right(a.mT, b, x))
+    right = affine_recurrence.prefix
+    monkeypatch.setattr(affine_recurrence, "prefix", lambda a, b, x: right(a.mT, b, x))
     with pytest.raises(AssertionError):
         test_values_and_gradients_are_those_of_a_loop(rotation, 7)
 

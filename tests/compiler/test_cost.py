@@ -7,8 +7,10 @@ import torch
 from target_models import CONTINUOUS
 
 from bayeskit import Target
-from bayeskit.logdensity import compiling as _cost
-from bayeskit.logdensity import compiling as _evaluation
+from bayeskit.compiler import cost
+from bayeskit.compiler.cost import Cost
+from bayeskit.compiler.graph_passes import trace_density
+from bayeskit.core.evaluation import with_gradient
 
 # Tracing rewrites the others: constant masks become positions, and a factorisation that fails becomes NaN.
 PLAIN = [name for name in CONTINUOUS if name not in ("hierarchical", "gaussian_process")]
@@ -21,25 +23,21 @@ def built(name):
 
 def traced(target):
     """Trace without folding constants, which the count includes: what they cost is paid once."""
-    graph = _evaluation.trace_density(
-        _evaluation.with_gradient(target._joint_of_batch), 1, target.dim, target.dtype, target.device
-    )
-    return _evaluation.cost(graph)
+    graph = trace_density(with_gradient(target._joint_of_batch), 1, target.dim, target.dtype, target.device)
+    return Cost.of_graph(graph)
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_folding_constants_leaves_the_results_and_removes_operations(name):
     target = built(name)
-    whole = _evaluation.trace_density(
-        _evaluation.with_gradient(target._joint_of_batch), 2, target.dim, target.dtype, target.device
-    )
+    whole = trace_density(with_gradient(target._joint_of_batch), 2, target.dim, target.dtype, target.device)
     folded = target._engine._trace(2)
     u = 0.3 * torch.randn(2, target.dim, generator=torch.Generator().manual_seed(0), dtype=target.dtype)
     beta = torch.tensor([1.0, 0.4], dtype=target.dtype)
     for _ in range(2):  # constants must not change from call to call
         for one, other in zip(whole(u, beta), folded(u, beta), strict=True):
             assert one.equal(other)
-    assert _evaluation.cost(folded).num_nodes < _evaluation.cost(whole).num_nodes
+    assert Cost.of_graph(folded).num_nodes < Cost.of_graph(whole).num_nodes
 
 
 def test_constants_that_are_changed_in_place_are_made_anew():
@@ -72,16 +70,16 @@ def test_rewriting_a_graph_changes_little(name):
 
 
 def test_mutation_dead_code_is_counted(monkeypatch):
-    monkeypatch.setattr(_cost._Recorder, "behind", lambda self, _: (len(self._sources), sum(self._bytes)))
+    monkeypatch.setattr(cost._Recorder, "behind", lambda self, _: (len(self._sources), sum(self._bytes)))
     assert all(built(name).cost != traced(built(name)) for name in PLAIN[:3])
 
 
 def test_operations_below_a_gradient_are_seen():
     # The square of five numbers, its sum, and backwards: one to start with, expanded, the power, and two products.
     x = torch.ones(5, dtype=torch.float64)
-    values, *_ = _cost.recorded(lambda x: (x.square().sum(),), x)
-    both, *_ = _cost.recorded(lambda x: (torch.func.grad(lambda y: y.square().sum())(x),), x)
-    assert values == 2 < both
+    values = Cost.of_call(lambda x: (x.square().sum(),), x)
+    both = Cost.of_call(lambda x: (torch.func.grad(lambda y: y.square().sum())(x),), x)
+    assert values.num_nodes == 2 < both.num_nodes
 
 
 def test_random_numbers_and_changes_in_place_count_although_nothing_is_made_of_them():
@@ -94,7 +92,7 @@ def test_random_numbers_and_changes_in_place_count_although_nothing_is_made_of_t
         return (x + 1,)
 
     # zeros, add_, rand, and the sum
-    assert _cost.recorded(changes, torch.zeros(5))[0] == 4
+    assert Cost.of_call(changes, torch.zeros(5)).num_nodes == 4
 
 
 def linear(dim, num_data):

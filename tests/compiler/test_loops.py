@@ -11,12 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import bayeskit as bk
+from bayeskit.compiler import loop_operations, loops, native_library, native_source, recurrence, tracing
+from bayeskit.compiler.engine import Engine
 from bayeskit.errors import CompilationWarning
-from bayeskit.logdensity import compiling as _operations
-from bayeskit.logdensity import native as _native
-from bayeskit.logdensity import recurrence, tracing
-from bayeskit.logdensity import recurrence as _loop
-from bayeskit.logdensity.engine import Engine
 
 F64 = torch.float64
 Y = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -193,11 +190,11 @@ def test_a_graph_has_one_loop_and_one_way_back(make, order):
 @pytest.mark.parametrize("make", WRITTEN)
 def test_compiled_loops_are_those_in_python(make, monkeypatch):
     loaded = []
-    right = _operations.library_of
-    monkeypatch.setattr(_operations, "library_of", lambda source: loaded.append(right(source)) or loaded[-1])
+    right = native_library.library_of
+    monkeypatch.setattr(loop_operations, "library_of", lambda source: loaded.append(right(source)) or loaded[-1])
     graph = traced(chains(ours(make)))
     exact = graph(POINTS)
-    _operations.run_natively(graph)
+    loop_operations.run_natively(graph)
     assert_close(graph(POINTS), exact)
     assert len(loaded) == 2 and None not in loaded
 
@@ -215,7 +212,7 @@ def test_batches_within_batches(make):
     for order in (chains, lambda value: torch.func.vmap(torch.func.grad_and_value(value))):
         graph = traced(order(value))
         assert_close(graph(POINTS), order(exact)(POINTS))
-        _operations.run_natively(graph)
+        loop_operations.run_natively(graph)
         assert_close(graph(POINTS), order(exact)(POINTS))
 
 
@@ -227,7 +224,7 @@ def test_single_precision(make):
     exact = chains(plain(make))(POINTS)
     for native in (False, True):
         if native:
-            _operations.run_natively(graph)
+            loop_operations.run_natively(graph)
         value, gradient = graph(points)
         assert gradient.dtype == torch.float32
         scale = float(exact[1].abs().max())
@@ -373,24 +370,24 @@ def test_costs_tell_what_is_made_again_in_python():
 def test_a_loop_that_does_not_compile_runs_in_python(monkeypatch):
     graph = traced(chains(ours(logistic, Y[:19])))
     exact = graph(POINTS)
-    _operations.run_natively(graph)
+    loop_operations.run_natively(graph)
 
     def fails(*_, **__):
         raise OSError("no space")
 
-    monkeypatch.setattr(_operations, "load_library", fails)
-    _operations.library_of.cache_clear()
+    monkeypatch.setattr(native_library, "load_library", fails)
+    native_library.library_of.cache_clear()
     with pytest.warns(CompilationWarning, match="could not be compiled"):
         assert_close(graph(POINTS), exact, 0)
-    _operations.library_of.cache_clear()
+    native_library.library_of.cache_clear()
 
 
 @pytest.mark.compiler
 def test_an_engine_compiles_its_loops(monkeypatch):
     called = []
-    right = _operations.call_library
-    monkeypatch.setattr("bayeskit.logdensity.engine.row_source", lambda *_: None)  # have the rest compiled by inductor
-    monkeypatch.setattr(_operations, "call_library", lambda *a: called.append(1) or right(*a))
+    right = native_library.call_library
+    monkeypatch.setattr("bayeskit.compiler.engine.row_source", lambda *_: None)  # have the rest compiled by inductor
+    monkeypatch.setattr(loop_operations, "call_library", lambda *a: called.append(1) or right(*a))
 
     def joint(u):
         values = torch.func.vmap(ours(logistic, Y))(u)
@@ -406,7 +403,7 @@ def test_an_engine_compiles_its_loops(monkeypatch):
 
 def test_states_of_the_wrong_time_are_noticed(monkeypatch):
     """A mutation: slopes at the states after each step instead of before."""
-    monkeypatch.setattr(_loop, "_before", lambda first, found: list(found))
+    monkeypatch.setattr(loops, "_before", lambda first, found: list(found))
     with pytest.raises(AssertionError):
         test_gradients_and_curvature_are_those_of_a_plain_loop(logistic)
 
@@ -414,7 +411,7 @@ def test_states_of_the_wrong_time_are_noticed(monkeypatch):
 @pytest.mark.compiler
 def test_compiled_code_that_goes_back_from_a_wrong_time_is_noticed(monkeypatch):
     """A mutation: the state of two steps before."""
-    right = _native.gradient_source
-    monkeypatch.setattr(_loop, "gradient_source", lambda *a: right(*a).replace("(t - 1)", "(t > 1 ? t - 2 : 0)"))
+    right = native_source.gradient_source
+    monkeypatch.setattr(loops, "gradient_source", lambda *a: right(*a).replace("(t - 1)", "(t > 1 ? t - 2 : 0)"))
     with pytest.raises(AssertionError):
         test_compiled_loops_are_those_in_python(logistic, monkeypatch)

@@ -12,12 +12,14 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
+from bayeskit.compiler import engine as _engine
+from bayeskit.compiler import native_library
+from bayeskit.compiler.factorisations import fail_apart
+from bayeskit.compiler.native_evaluator import NativeEvaluator
+from bayeskit.compiler.native_library import library_of, space_of_loop
+from bayeskit.compiler.native_source import row_source
+from bayeskit.compiler.tracing import traced
 from bayeskit.errors import CompilationWarning
-from bayeskit.logdensity import engine as _engine
-from bayeskit.logdensity import native
-from bayeskit.logdensity.compiling import library_of, space_of_loop
-from bayeskit.logdensity.native import NativeEvaluator, row_source
-from bayeskit.logdensity.tracing import fail_apart, traced
 
 pytestmark = pytest.mark.compiler
 
@@ -405,12 +407,12 @@ def test_data_are_not_in_the_code_which_others_of_their_shape_share():
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("real", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", native._VECTOR_FUNCTIONS.split())
+@pytest.mark.parametrize("name", native_library.VECTOR_FUNCTIONS.split())
 def test_functions_of_many_numbers_are_those_of_one(name, real):
     kind = {torch.float64: "double", torch.float32: "float"}[real]
     apply = f'extern "C" void apply({kind}* x, {kind}* y, int64_t n)'
     body = f"{{ for (int64_t i = 0; i < n; ++i) y[i] = simd::{name}(x[i]); }}"
-    lines = [native._VECTORS, "#include <cmath>", "#include <cstdint>", native._vector_functions()]
+    lines = [native_library._VECTORS, "#include <cmath>", "#include <cstdint>", native_library._vector_functions()]
     library = library_of("\n".join([*lines, apply, body, ""]))
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(10_000, generator=generator, dtype=torch.float64)

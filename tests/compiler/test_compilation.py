@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from bayeskit import exact
+from bayeskit.compiler import native_library
 from bayeskit.errors import CompilationWarning
-from bayeskit.logdensity import compiling as _evaluation
-from bayeskit.logdensity import compiling as _operations
 
 
 def broken(*_, **__):
@@ -26,17 +25,17 @@ def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
     expected = case.target()
     u = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(3, 10)
     if cause == "none installed":
-        monkeypatch.setattr(_evaluation, "has_compiler", lambda: False)
+        monkeypatch.setattr(native_library, "compiler", lambda: None)
     elif cause == "it fails":
-        monkeypatch.setattr(_operations, "load_library", failing)
+        monkeypatch.setattr(native_library, "load_library", failing)
         monkeypatch.setattr(torch._inductor, "compile", broken)
-        monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
-        _operations.library_of.cache_clear()  # which remembers failures, too
-        request.addfinalizer(_operations.library_of.cache_clear)
+        monkeypatch.setattr(native_library, "compiler", lambda: "g++")
+        native_library.library_of.cache_clear()  # which remembers failures, too
+        request.addfinalizer(native_library.library_of.cache_clear)
     else:
-        monkeypatch.setattr("bayeskit.logdensity.engine.row_source", lambda *_: None)  # have it compiled by inductor
+        monkeypatch.setattr("bayeskit.compiler.engine.row_source", lambda *_: None)  # have it compiled by inductor
         monkeypatch.setattr(torch._inductor, "compile", broken)
-        monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
+        monkeypatch.setattr(native_library, "compiler", lambda: "g++")
     target = case.target()
     target.compile = True
     with pytest.warns(CompilationWarning) as caught:

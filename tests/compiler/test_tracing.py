@@ -8,8 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.logdensity import compiling as _evaluation
-from bayeskit.logdensity.tracing import traced
+from bayeskit.compiler.tracing import traced
+from bayeskit.core.evaluation import with_gradient
 
 U = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64)
 
@@ -36,7 +36,7 @@ def check(function, *arguments):
 def test_densities_with_gradients(name):
     engine = exact.get(name).target()._engine
     u = torch.full((3, engine._dim), 0.1, dtype=engine._dtype)
-    check(_evaluation.with_gradient(engine._joint), u, torch.ones_like(u[:, 0]))
+    check(with_gradient(engine._joint), u, torch.ones_like(u[:, 0]))
 
 
 def test_results_in_lists_and_tuples():
