@@ -40,6 +40,7 @@ __all__ = [
     "loaded_tensors",
     "qualified_name",
     "save_tensors",
+    "setting_as_json",
 ]
 
 # Tensors and facts in one file.
@@ -348,3 +349,33 @@ def _code(code: CodeType) -> tuple[Any, ...]:
     """Return the parts that identify code, including the code of nested functions."""
     constants = tuple(_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.co_code, code.co_flags, code.co_names, code.co_varnames, constants
+
+
+# -- settings -------------------------------------------------------------------------------
+
+
+def setting_as_json(value: Any) -> Any:
+    """Return a setting as JSON that is equal for equal settings."""
+    # Functions and other objects are compared by name only; tensors, numbers, containers and distributions by value.
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        content = value.detach().cpu().contiguous()
+        digest = hashlib.sha256(content.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return [str(content.dtype), list(content.shape), digest]
+    if isinstance(value, Mapping):
+        return {str(key): setting_as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [setting_as_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [
+            type(value).__qualname__,
+            {f.name: setting_as_json(getattr(value, f.name)) for f in dataclasses.fields(value)},
+        ]
+    if isinstance(value, torch.distributions.Distribution):
+        names = [*value.arg_constraints, "base_dist", "transforms"]
+        return [type(value).__qualname__, {name: setting_as_json(getattr(value, name, None)) for name in names}]
+    if isinstance(value, torch.distributions.Transform):
+        own = {name: part for name, part in vars(value).items() if not name.startswith("_")}
+        return [type(value).__qualname__, setting_as_json(own)]
+    return getattr(value, "__qualname__", type(value).__qualname__)

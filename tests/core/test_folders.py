@@ -64,7 +64,7 @@ def test_there_is_no_other_way_to_write_a_table_or_to_load_code():
     assert places(r"pickle\.loads?\(|torch\.load\(|allow_pickle|load_library\([^n]*torch") == []
     assert places(r"ctypes\.CDLL\(|cdll\.") == ["core/libraries.py"]
     compiling = places(r"torch\.compile\(|_inductor\.compile\b")
-    assert compiling == ["inference/training/fitting.py", "logdensity/compiling.py"]
+    assert compiling == ["inference/training/forward_passes.py", "logdensity/compiling.py"]
     assert set(compiling) <= set(places(r"with compiler_cache\(\)|enter_context\(compiler_cache\(\)\)"))
 
 

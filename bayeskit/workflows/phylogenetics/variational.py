@@ -31,7 +31,7 @@ from bayeskit.core.statistics import (
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
-from bayeskit.core.storage import decode, encode, loaded_tensors, qualified_name, save_tensors
+from bayeskit.core.storage import decode, encode, loaded_tensors, qualified_name, save_tensors, setting_as_json
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Evidence
@@ -41,7 +41,6 @@ from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep, Wei
 from bayeskit.inference.objectives.objective import log_mean_weight
 from bayeskit.inference.objectives.reweighted_wake_sleep import reweighted_estimate
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Records, drive, say_early
-from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.models.phylogenetics import (
     Alignment,
     DataType,

@@ -1,0 +1,95 @@
+"""The checkpoint of a training run: states of optimisers and schedules as tensors and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bayeskit.core.folders import Schema
+from bayeskit.core.storage import loaded_tensors, save_tensors
+from bayeskit.errors import CheckpointError, SettingsError
+
+__all__ = ["restored_checkpoint", "write_checkpoint"]
+
+_SCHEMA = Schema("a checkpoint of training", 3)
+_ROUNDING = 1e-4  # of log densities in single precision on several machines
+
+
+def _encode(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """Return ``value`` as JSON, its tensors in ``tensors`` with prefix ``name``; SettingsError if that fails."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {"mapping": [[_encode(k, {}, name), _encode(v, tensors, f"{name}.{k}")] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_encode(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]}
+    raise SettingsError(
+        f"{name} holds {value!r:.80}, which a checkpoint cannot store without running code; use an optimiser and a "
+        "schedule whose states are tensors and numbers, or train without a checkpoint"
+    )
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Invert :func:`_encode`."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "mapping":
+        return {_decode(k, tensors): _decode(v, tensors) for k, v in content}
+    items = (_decode(item, tensors) for item in content)
+    return tuple(items) if kind == "tuple" else list(items)
+
+
+def write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write the state of a run atomically, with the ``settings`` that a resumed run must share."""
+    tensors: dict[str, Tensor] = {}
+    coded = _encode(state, tensors, "state")
+    save_tensors(path, tensors, {"settings": dict(settings), "state": coded}, _SCHEMA)
+
+
+@contextmanager
+def restored_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the state of the same run to a block that restores it; CheckpointError for any other file."""
+    with loaded_tensors(path, _SCHEMA) as (tensors, facts):
+        _compare_settings(path, facts["settings"], settings)
+        yield _decode(facts["state"], tensors)
+
+
+def _compare_settings(path: str | Path, saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    for name in dict.fromkeys([*settings, *saved]):
+        if saved.get(name) == settings.get(name):
+            continue
+        if name in ("model", "data"):
+            place = _difference(saved.get(name), settings.get(name))
+            if place is not None:
+                raise CheckpointError(
+                    f"{path} is a checkpoint of {'another model' if name == 'model' else 'other data'}{place}; give "
+                    "another path or move it away"
+                )
+            continue
+        raise CheckpointError(
+            f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; resume "
+            "with the same settings, or give another path"
+        )
+
+
+def _difference(saved: Any, now: Any, name: str = "") -> str | None:
+    """Return where two fingerprints differ by more than the rounding of other machines, or None."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        differences = (_difference(saved.get(key), now.get(key), key) for key in dict.fromkeys([*saved, *now]))
+        return next((place for place in differences if place is not None), None)
+    if isinstance(saved, float) and isinstance(now, float):
+        same = math.isclose(saved, now, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or saved != saved and now != now
+        return None if same else f": {name} is {saved:.6g} there and {now:.6g} here"
+    return None if saved == now else f": {name} is {saved!r:.60} there and {now!r:.60} here" if name else ""
