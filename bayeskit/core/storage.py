@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import json
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -225,9 +226,9 @@ def encode(value: Any, tensors: dict[str, Tensor], types: Mapping[str, type], pl
         raw = torch.from_numpy(np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8).copy())
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return {kind: _put(raw, tensors), "dtype": value.dtype.str, "shape": list(value.shape)}
-    if type(value) is dict:
+    if type(value) in (dict, OrderedDict, Counter):
         inside = ((k, encode(v, tensors, types, f"{place}[{k!r}]")) for k, v in value.items())
-        return {"dict": [[encode(k, tensors, types, f"a key of {place}"), v] for k, v in inside]}
+        return {type(value).__name__: [[encode(k, tensors, types, f"a key of {place}"), v] for k, v in inside]}
     if type(value) in (list, tuple):
         items = [encode(v, tensors, types, f"{place}[{i}]") for i, v in enumerate(value)]
         return {type(value).__name__: items}
@@ -256,6 +257,10 @@ def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) 
             return np.frombuffer(tensors[name].numpy().tobytes(), dtype=dtype)[0]
         case {"dict": items}:
             return {decode(k, tensors, types): decode(v, tensors, types) for k, v in items}
+        case {"OrderedDict": items}:
+            return OrderedDict(decode({"dict": items}, tensors, types))
+        case {"Counter": items}:
+            return Counter(decode({"dict": items}, tensors, types))
         case {"list": items}:
             return [decode(v, tensors, types) for v in items]
         case {"tuple": items}:
@@ -269,7 +274,7 @@ def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) 
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     name = str(len(tensors))
-    tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)  # views may share their storage
+    tensors[name] = tensor.detach().resolve_neg()
     return name
 
 

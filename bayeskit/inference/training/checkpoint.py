@@ -1,4 +1,4 @@
-"""The checkpoint of a training run: states of optimisers and schedules as tensors and JSON."""
+"""The checkpoint of a training run, and whether it belongs to the run that resumes from it."""
 
 from __future__ import annotations
 
@@ -11,50 +11,25 @@ from typing import Any
 from torch import Tensor
 
 from bayeskit.core.folders import Schema
-from bayeskit.core.storage import loaded_tensors, save_tensors
+from bayeskit.core.storage import decode, encode, loaded_tensors, save_tensors
 from bayeskit.errors import CheckpointError, SettingsError
 
 __all__ = ["restored_checkpoint", "write_checkpoint"]
 
-_SCHEMA = Schema("a checkpoint of training", 3)
+_SCHEMA = Schema("a checkpoint of training", 4)
 _ROUNDING = 1e-4  # of log densities in single precision on several machines
-
-
-def _encode(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Return ``value`` as JSON, its tensors in ``tensors`` with prefix ``name``; SettingsError if that fails."""
-    if isinstance(value, Tensor):
-        tensors[name] = value
-        return {"tensor": name}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {"mapping": [[_encode(k, {}, name), _encode(v, tensors, f"{name}.{k}")] for k, v in value.items()]}
-    if isinstance(value, (list, tuple)):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encode(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]}
-    raise SettingsError(
-        f"{name} holds {value!r:.80}, which a checkpoint cannot store without running code; use an optimiser and a "
-        "schedule whose states are tensors and numbers, or train without a checkpoint"
-    )
-
-
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Invert :func:`_encode`."""
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "mapping":
-        return {_decode(k, tensors): _decode(v, tensors) for k, v in content}
-    items = (_decode(item, tensors) for item in content)
-    return tuple(items) if kind == "tuple" else list(items)
 
 
 def write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write the state of a run atomically, with the ``settings`` that a resumed run must share."""
     tensors: dict[str, Tensor] = {}
-    coded = _encode(state, tensors, "state")
+    try:
+        coded = encode(dict(state), tensors, {}, "the state")
+    except CheckpointError as error:
+        raise SettingsError(
+            f"the run cannot be kept in a checkpoint ({error}). Remedy: use an optimiser and a schedule whose states "
+            "are tensors and numbers, or train without a checkpoint."
+        ) from error
     save_tensors(path, tensors, {"settings": dict(settings), "state": coded}, _SCHEMA)
 
 
@@ -63,7 +38,7 @@ def restored_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> Iterat
     """Give the state of the same run to a block that restores it; CheckpointError for any other file."""
     with loaded_tensors(path, _SCHEMA) as (tensors, facts):
         _compare_settings(path, facts["settings"], settings)
-        yield _decode(facts["state"], tensors)
+        yield decode(facts["state"], tensors, {})
 
 
 def _compare_settings(path: str | Path, saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -434,10 +434,7 @@ class _Run:
         self.learner.load_learnt(state["learnt"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
-            now = self.scheduler.state_dict()
-            # Mapping subclasses such as Counter are restored as plain mappings.
-            kept = {n: type(now[n])(v) if isinstance(v, dict) else v for n, v in state["schedule"].items()}
-            self.scheduler.load_state_dict(kept)
+            self.scheduler.load_state_dict(state["schedule"])
 
     def _settings(self, objective: Any) -> dict[str, Any]:
         """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
