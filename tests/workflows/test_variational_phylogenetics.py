@@ -22,14 +22,15 @@ from bayeskit.models.phylogenetics import (
     TreeSample,
     all_topologies,
 )
-from bayeskit.workflows.phylogenetics import compare_topologies, variational
+from bayeskit.workflows.phylogenetics import compare_topologies
 from bayeskit.workflows.phylogenetics.variational import (
-    BudgetPace,
     FlowLengths,
     LearningRates,
     LogNormalLengths,
+    inference,
     variational_inference,
 )
+from bayeskit.workflows.phylogenetics.variational.learning_rates import BudgetPace
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(
@@ -161,14 +162,14 @@ def test_a_checkpoint_belongs_to_one_prior(kind, tmp_path):
 def test_a_time_budget_shortens_the_annealing(monkeypatch, tmp_path):
     """By a clock that advances as if half of the steps fitted into the budget."""
     ticks = itertools.count()
-    monkeypatch.setattr(variational, "BudgetPace", partial(BudgetPace, clock=lambda: 5e7 * next(ticks)))
+    monkeypatch.setattr(inference, "BudgetPace", partial(BudgetPace, clock=lambda: 5e7 * next(ticks)))
     settings = {"num_steps": 40, "objective": IWAE(3), "learning_rates": LearningRates(0.01, 0.01, every=10)}
     found = fitted(FOUR, time_budget=1e9, **settings)
     expected = torch.arange(1, 41, dtype=DOUBLE) * 2
     # The budget is less the moments before training.
     assert (found.positions - expected.clamp(max=40)).abs().max() < 1e-3
     # What was recorded suffices to repeat it, also in two parts of which the second knows no budget.
-    monkeypatch.setattr(variational, "by_steps", lambda iteration, before: float(found.positions[iteration]))
+    monkeypatch.setattr(inference, "by_steps", lambda iteration, before: float(found.positions[iteration]))
     again = fitted(FOUR, **settings)
     assert torch.equal(again.parameters, found.parameters) and torch.equal(again.bounds, found.bounds)
     for steps in (11, 40):

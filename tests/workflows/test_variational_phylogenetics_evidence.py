@@ -12,7 +12,7 @@ from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, TreeSample, all_topologies
 from bayeskit.workflows.phylogenetics import FlowLengths, LearningRates, LogNormalLengths, variational_inference
 from bayeskit.workflows.phylogenetics.topology_comparison import HALF, PRIOR, defended_log_prob, share_of_tail
-from bayeskit.workflows.phylogenetics.variational import TreeFamily
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(

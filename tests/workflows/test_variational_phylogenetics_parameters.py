@@ -21,7 +21,9 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.workflows.phylogenetics import LearningRates, LogNormalLengths, variational_inference
 from bayeskit.workflows.phylogenetics.parameter_guide import ParameterGuide
-from bayeskit.workflows.phylogenetics.variational import Training, TreeFamily, TreeTarget
+from bayeskit.workflows.phylogenetics.variational.ascent import Training
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
+from bayeskit.workflows.phylogenetics.variational.target import TreeTarget
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences({"A": "GTCATTATCC", "B": "CTCATTTTCC", "C": "ATCACTTTCT", "D": "TTCATTCTRT"})

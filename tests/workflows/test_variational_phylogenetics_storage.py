@@ -92,7 +92,7 @@ def test_what_is_loaded_draws_the_same_bit_for_bit(settings, tmp_path):
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "posterior"
     fitted().save(path)
-    whole, schema = path.read_bytes(), Schema("a variational posterior of trees", 3)
+    whole, schema = path.read_bytes(), Schema("a variational posterior of trees", 4)
     with loaded_tensors(path, schema) as (tensors, facts):
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     path.write_bytes(whole[: len(whole) // 2])
