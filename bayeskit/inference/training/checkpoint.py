@@ -2,22 +2,74 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayeskit.core.folders import Schema
-from bayeskit.core.storage import decode, encode, loaded_tensors, save_tensors
+from bayeskit.core.storage import decode, encode, loaded_tensors, save_tensors, setting_as_json
 from bayeskit.errors import CheckpointError, SettingsError
+from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.training.learner import Learner
+from bayeskit.inference.training.minibatches import Batches
+from bayeskit.inference.training.plan import TrainingPlan
 
-__all__ = ["restored_checkpoint", "write_checkpoint"]
+__all__ = ["restored_checkpoint", "settings_of_run", "write_checkpoint"]
 
 _SCHEMA = Schema("a checkpoint of training", 4)
 _ROUNDING = 1e-4  # of log densities in single precision on several machines
+
+
+def settings_of_run(
+    plan: TrainingPlan,
+    objective: Any,
+    learner: Learner,
+    batches: Batches,
+    held_out: Batches | None,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+) -> dict[str, Any]:
+    """Return the settings that have to be equal in a checkpoint and in the run that resumes it, as JSON."""
+    defaults = {n: v for n, v in optimizer.defaults.items() if not isinstance(v, Tensor)}
+    device = next(iter(learner.trained().values())).device
+    settings = {
+        "data": batches.fingerprint(),
+        "objective": _objective_settings(objective),
+        "optimizer": [type(optimizer).__name__, setting_as_json(defaults)],
+        "schedule": type(scheduler).__name__,
+        "batch_size": plan.batch_size,
+        "gradient_clipping": plan.gradient_clipping,
+        "patience": plan.patience,
+        "validation": None if held_out is None else held_out.fingerprint(),
+        "validation_objective": _objective_settings(plan.validation_objective),
+        "seed": plan.seed,
+        "compile": bool(plan.compile),
+        "precision": plan.precision,
+        "processes": plan.ranks.world_size,
+        "torch": torch.__version__,
+        "device": device.type,
+        # After the settings on which it depends, such as the first minibatch.
+        "model": learner.fingerprint(next(batches.all()).to(device)),
+    }
+    settings_as_read: dict[str, Any] = json.loads(json.dumps(settings))
+    return settings_as_read
+
+
+def _objective_settings(objective: Any) -> list[Any] | None:
+    if objective is None:
+        return None
+    learnt = objective.state_dict() if isinstance(objective, Objective) else {}
+    found = {*learnt, "max_plate_nesting"}  # set during the first run unless given
+    return [
+        type(objective).__name__,
+        {n: setting_as_json(v) for n, v in vars(objective).items() if n not in found and not n.startswith("_")},
+    ]
 
 
 def write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyro
 import torch
@@ -14,20 +14,13 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.distributed import Ranks
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control
-from bayeskit.inference.training.loop import TrainingPlan, train
+from bayeskit.inference.training.loop import train
 from bayeskit.inference.training.modules_inside import owning_module
 from bayeskit.inference.training.parameter_store import FunctionWithParameters, parameters_in_store, without_parameters
+from bayeskit.inference.training.plan import Precision, TrainingPlan, default_optimizer
 from bayeskit.inference.training.result import Fit
 
-__all__ = ["Precision", "adam", "fit"]
-
-Precision = Literal["float32", "bfloat16"]
-
-
-def adam(parameters: list[Tensor]) -> torch.optim.Adam:
-    """Return Adam with learning rate 1e-3, fused over all parameters if torch supports it."""
-    fused = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
-    return torch.optim.Adam(parameters, fused=fused)
+__all__ = ["fit"]
 
 
 def fit(
@@ -39,7 +32,7 @@ def fit(
     num_epochs: int | None = None,
     num_steps: int | None = None,
     batch_size: int | None = None,
-    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] = adam,
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] = default_optimizer,
     schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
     gradient_clipping: float | None = None,
     validation: Any = None,

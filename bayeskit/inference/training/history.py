@@ -35,6 +35,24 @@ class History:
         """Steps taken in the current epoch."""
         return self.num_steps - (self.epoch_ends[-1] if self.epoch_ends else 0)
 
+    @property
+    def epochs_since_best(self) -> int:
+        """Epochs completed after that of the lowest validation loss."""
+        return self.num_epochs - (0 if self.best_epoch is None else self.best_epoch + 1)
+
+    def end_epoch(self) -> None:
+        """Count the steps since the last epoch as one."""
+        self.epoch_ends.append(self.num_steps)
+
+    def add_validation(self, loss: float) -> bool:
+        """Add the validation loss of the epoch that ended; return whether it is the lowest so far."""
+        is_lowest = self.best_epoch is None or loss < self.validation[self.best_epoch]
+        self.validation.append(loss)
+        if math.isnan(loss) or not is_lowest:
+            return False
+        self.best_epoch = self.num_epochs - 1
+        return True
+
     def epoch_losses(self) -> list[float]:
         """Return the mean loss of each epoch."""
         starts = [0, *self.epoch_ends]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -15,49 +13,27 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 from pyro import poutine
-from pyro.optim import PyroOptim
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayeskit.core.folders import save_or_warn
 from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.progress import progress_bar, watching
 from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.core.storage import setting_as_json
 from bayeskit.distributed import Ranks
 from bayeskit.errors import BayeskitError, BayeskitWarning, DataError, LossError, SettingsError
 from bayeskit.inference.objectives.drawing import rows_of_minibatch
-from bayeskit.inference.objectives.objective import Objective
-from bayeskit.inference.samplers.driver import Control, nothing_done, say_early
-from bayeskit.inference.training.checkpoint import restored_checkpoint, write_checkpoint
+from bayeskit.inference.samplers.driver import nothing_done, say_early
+from bayeskit.inference.training.checkpoint import restored_checkpoint, settings_of_run, write_checkpoint
 from bayeskit.inference.training.forward_passes import compiled_networks, in_mixed_precision, replaced_forward
 from bayeskit.inference.training.history import History, TrainingEnding
 from bayeskit.inference.training.learner import Learner
 from bayeskit.inference.training.minibatches import Batch, Batches, Columns, as_batches
 from bayeskit.inference.training.modules_inside import networks
 from bayeskit.inference.training.parameter_store import parameters_in_store
+from bayeskit.inference.training.plan import TrainingPlan, new_optimizer
 
-__all__ = ["TrainingOutcome", "TrainingPlan", "train"]
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """Settings of a run; see :func:`~bayeskit.inference.training.fit`."""
-
-    num_epochs: int | None
-    num_steps: int | None
-    batch_size: int | None
-    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
-    schedule: Callable[[torch.optim.Optimizer], Any] | None
-    gradient_clipping: float | None
-    patience: int | None
-    validation_objective: Any
-    seed: int
-    compile: bool | tuple[nn.Module, ...]
-    precision: str
-    ranks: Ranks
-    on_ranks_device: bool
-    control: Control
+__all__ = ["TrainingOutcome", "train"]
 
 
 class _Moment(NamedTuple):
@@ -158,7 +134,7 @@ class _Run:
         self.ranks, self.control = plan.ranks, plan.control
         self.parameters = learner.trained()
         self.generator = self.ranks.generator(plan.seed, shared=learner.has_global_latents)
-        self.optimizer = _optimizer(plan.optimizer, list(self.parameters.values()))
+        self.optimizer = new_optimizer(plan.optimizer, list(self.parameters.values()))
         self.clipped: tuple[list[Tensor], ...] = ()
         if plan.gradient_clipping is not None:
             with global_stream(new_generator(plan.seed, stream="roles of parameters")):
@@ -168,10 +144,12 @@ class _Run:
             raise SettingsError("several processes train modules only; replace pyro.param by PyroModule parameters")
         self.module = self.ranks.wrap(learner) if self.ranks.world_size > 1 else learner
         self.history = History()
-        self.good = _Good({}, {}, {})
+        self.good = _Good(parameters={}, learnt={}, buffers={})
         self.best: dict[str, Tensor] = {}
         self.source: Iterator[Batch] = iter(())
-        self.settings = self._settings(objective)
+        self.settings: dict[str, Any] = {}
+        if self.control.checkpoint is not None:
+            self.settings = settings_of_run(plan, objective, learner, batches, held_out, self.optimizer, self.scheduler)
         self.earlier = 0.0  # seconds of the runs before the last resume
         self.agreed: TrainingEnding | None = None
         self.last_save = -math.inf
@@ -213,7 +191,13 @@ class _Run:
                 self._restore_best()
         say_early(ending, self.control, "training", f"after {self.history.num_steps} steps")  # type: ignore[arg-type]
         parameters = {name: p.detach().clone() for name, p in self.parameters.items()}
-        return TrainingOutcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
+        return TrainingOutcome(
+            history=self.history,
+            parameters=parameters,
+            ending=ending,
+            best_epoch=self.history.best_epoch if restored else None,
+            seconds=seconds,
+        )
 
     def _ending(self) -> TrainingEnding | None:
         history, plan = self.history, self.plan
@@ -221,10 +205,8 @@ class _Run:
             return "finished"
         if plan.num_epochs is not None and history.num_epochs >= plan.num_epochs:
             return "finished"
-        if plan.patience is not None and history.num_epochs:
-            best = -1 if history.best_epoch is None else history.best_epoch
-            if history.num_epochs - 1 - best >= plan.patience:
-                return "early stopping"
+        if plan.patience is not None and history.epochs_since_best >= plan.patience:
+            return "early stopping"
         return self.agreed if self.ranks.world_size > 1 else self.watch.reason()
 
     def _advance(self) -> None:
@@ -242,7 +224,7 @@ class _Run:
 
     def _step(self, batch: Batch) -> None:
         learner = self.learner
-        before = _Moment(self.generator.get_state(), learner.learnt(), learner.copied_buffers())
+        before = self._moment()
         self.optimizer.zero_grad()
         with global_stream(self.generator), rows_of_minibatch(batch.rows, batch.num_data):
             try:
@@ -269,11 +251,15 @@ class _Run:
             self.scheduler.step()
         self.history.losses.append(value)
 
+    def _moment(self) -> _Moment:
+        learner = self.learner
+        return _Moment(stream=self.generator.get_state(), learnt=learner.learnt(), buffers=learner.copied_buffers())
+
     def _remember_good(self, moment: _Moment) -> None:
         copies = self.good.parameters or {n: torch.empty_like(p) for n, p in self.parameters.items()}
         for name, parameter in self.parameters.items():
             copies[name].copy_(parameter.detach())
-        self.good = _Good(copies, moment.learnt, moment.buffers)
+        self.good = _Good(parameters=copies, learnt=moment.learnt, buffers=moment.buffers)
 
     def _agree(self, loss: float) -> tuple[float, bool]:
         """Return the loss and whether to write a checkpoint, equal on all processes."""
@@ -321,7 +307,7 @@ class _Run:
             with global_stream(stream):
                 reason = self.learner.culprit(batch)
         # In the first step no loss was finite yet, and the parameters are those of the start.
-        good = self.good if self.good.parameters else _Good({}, before.learnt, before.buffers)
+        good = self.good if self.good.parameters else _Good(parameters={}, learnt=before.learnt, buffers=before.buffers)
         self.learner.load_trained(good.parameters)
         self.learner.load_learnt(good.learnt)
         self.learner.load_buffers(good.buffers)
@@ -335,13 +321,9 @@ class _Run:
 
     def _end_epoch(self) -> None:
         history = self.history
-        history.epoch_ends.append(history.num_steps)
-        if self.held_out is not None:
-            history.validation.append(loss := self._validation_loss(self.held_out))
-            if history.best_epoch is None or not loss >= history.validation[history.best_epoch]:
-                if not math.isnan(loss):
-                    history.best_epoch = history.num_epochs - 1
-                    self._remember_best()
+        history.end_epoch()
+        if self.held_out is not None and history.add_validation(self._validation_loss(self.held_out)):
+            self._remember_best()
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(history.validation[-1] if history.validation else history.epoch_losses()[-1])
 
@@ -387,7 +369,7 @@ class _Run:
     def _save_last(self) -> None:
         if self.control.checkpoint is None:
             return
-        moment = _Moment(self.generator.get_state(), self.learner.learnt(), self.learner.copied_buffers())
+        moment = self._moment()
         save_or_warn(lambda: self._save(moment), "the last one is missing")  # a failed write must not lose the result
 
     def _save(self, moment: _Moment) -> None:
@@ -421,10 +403,10 @@ class _Run:
     def _load(self, state: dict[str, Any]) -> None:
         best_epoch = state["best_epoch"]
         self.history = History(
-            [float(loss) for loss in state["losses"].tolist()],
-            [whole_number("epoch_ends", end, 0) for end in state["epoch_ends"]],
-            [float(loss) for loss in state["validation"].tolist()],
-            None if best_epoch is None else whole_number("best_epoch", best_epoch, 0),
+            losses=[float(loss) for loss in state["losses"].tolist()],
+            epoch_ends=[whole_number("epoch_ends", end, 0) for end in state["epoch_ends"]],
+            validation=[float(loss) for loss in state["validation"].tolist()],
+            best_epoch=None if best_epoch is None else whole_number("best_epoch", best_epoch, 0),
         )
         self.earlier, self.best = real_number("seconds", state["seconds"]), dict(state["best"])
         self._restore_best()  # only to see that it fits; the state of now follows
@@ -435,63 +417,3 @@ class _Run:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["schedule"])
-
-    def _settings(self, objective: Any) -> dict[str, Any]:
-        """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
-        if self.control.checkpoint is None:
-            return {}
-        defaults = {n: v for n, v in self.optimizer.defaults.items() if not isinstance(v, Tensor)}
-        plan, device = self.plan, next(iter(self.parameters.values())).device
-        settings = {
-            "data": self.batches.fingerprint(),
-            "objective": _objective_settings(objective),
-            "optimizer": [type(self.optimizer).__name__, setting_as_json(defaults)],
-            "schedule": type(self.scheduler).__name__,
-            "batch_size": plan.batch_size,
-            "gradient_clipping": plan.gradient_clipping,
-            "patience": plan.patience,
-            "validation": None if self.held_out is None else self.held_out.fingerprint(),
-            "validation_objective": _objective_settings(plan.validation_objective),
-            "seed": plan.seed,
-            "compile": bool(plan.compile),
-            "precision": plan.precision,
-            "processes": self.ranks.world_size,
-            "torch": torch.__version__,
-            "device": device.type,
-            # After the settings on which it depends, such as the first minibatch.
-            "model": self.learner.fingerprint(next(self.batches.all()).to(device)),
-        }
-        settings_as_read: dict[str, Any] = json.loads(json.dumps(settings))
-        return settings_as_read
-
-
-def _objective_settings(objective: Any) -> list[Any] | None:
-    if objective is None:
-        return None
-    learnt = objective.state_dict() if isinstance(objective, Objective) else {}
-    found = {*learnt, "max_plate_nesting"}  # set during the first run unless given
-    return [
-        type(objective).__name__,
-        {n: setting_as_json(v) for n, v in vars(objective).items() if n not in found and not n.startswith("_")},
-    ]
-
-
-def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) -> torch.optim.Optimizer:
-    if isinstance(make, PyroOptim):
-        raise SettingsError(
-            f"optimizer is a Pyro optimiser, {type(make).__name__}, for pyro.infer.SVI; give a torch optimiser, such "
-            "as functools.partial(torch.optim.Adam, lr=1e-3)"
-        )
-    try:
-        optimizer = make(parameters)
-    except (AssertionError, AttributeError, TypeError) as error:
-        raise SettingsError(
-            f"optimizer={make!r:.80} does not make a torch optimiser of a list of parameters ({error}); give a class "
-            "of torch.optim, or functools.partial of it with its settings"
-        ) from error
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        raise SettingsError(
-            "optimizer must make, from a list of parameters, a torch optimiser that needs no closure, such as "
-            f"functools.partial(torch.optim.Adam, lr=1e-3), not {type(optimizer).__name__}"
-        )
-    return optimizer
