@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from bayeskit.errors import LossError
 from bayeskit.inference.gradients.score_function import importance_weighted_estimate
@@ -24,8 +25,8 @@ __all__ = ["LogDensities", "Training", "TrainingState"]
 LogDensities = Callable[..., tuple[Tensor, Tensor]]
 
 
-#: Adam's decay rates and the constant in its denominator.
-_FIRST_DECAY, _SECOND_DECAY, _FLOOR = 0.9, 0.999, 1e-8
+#: Settings of Adam (Kingma and Ba 2015).
+_ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
 #: Number of steps whose bounds the progress bar averages.
 _SHOWN = 200
 #: Replaces the log weight of a draw that the prior excludes.
@@ -67,8 +68,12 @@ class Training:
         if self.first is not None:
             return self.first
         parameters = self.family.start(generator)
-        zero = torch.zeros((), dtype=torch.float64)
-        return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters), zero)
+        return TrainingState(
+            parameters=parameters,
+            first=torch.zeros_like(parameters),
+            second=torch.zeros_like(parameters),
+            position=torch.zeros((), dtype=torch.float64),
+        )
 
     def estimate(
         self, parameters: Tensor, inverse_temperature: float, generator: torch.Generator
@@ -106,20 +111,19 @@ class Training:
             )
         at = torch.tensor(position, dtype=torch.float64)
         parameters, first, second = self._ascend(state, gradient, iteration, self.learning_rates(step))
-        return TrainingState(parameters, first, second, at), {"bound": bound, "position": at}
+        after = TrainingState(parameters=parameters, first=first, second=second, position=at)
+        return after, {"bound": bound, "position": at}
 
     def _ascend(
         self, state: TrainingState, gradient: Tensor, iteration: int, rates: tuple[float, float]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Take a step of Adam uphill; return parameters and both averages."""
-        count = iteration + 1
-        first = torch.lerp(state.first, gradient, 1 - _FIRST_DECAY)
-        second = torch.lerp(state.second, gradient.square(), 1 - _SECOND_DECAY)
-        step = first / ((second / (1 - _SECOND_DECAY**count)).sqrt_() + _FLOOR)
+        """Take a step of Adam towards a maximum; return parameters and both averages."""
+        step, first, second = torch.zeros_like(gradient), state.first.clone(), state.second.clone()
+        taken = torch.tensor(float(iteration))
+        adam([step], [gradient], [first], [second], [], [taken], lr=1.0, maximize=True, foreach=False, **_ADAM)
         for_topologies, for_lengths = rates
-        correction = 1 - _FIRST_DECAY**count
-        step[: self.family.num_logits] *= for_topologies / correction
-        step[self.family.num_logits :] *= for_lengths / correction
+        step[: self.family.num_logits] *= for_topologies
+        step[self.family.num_logits :] *= for_lengths
         return state.parameters + step, first, second
 
     def ending(self, state: TrainingState, iteration: int, records: Records) -> Ending | None:

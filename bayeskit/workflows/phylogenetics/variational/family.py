@@ -82,7 +82,15 @@ class TreeFamily:
             lengths = lengths._replace(log_prob=self.lengths.log_prob(of_lengths, features, lengths.value))
             drawn = drawn._replace(log_prob=self.guide.log_prob(of_normal, drawn.values))
         part = torch.zeros(num_trees, dtype=torch.int64, device=log_topology.device)
-        return DrawnTrees(topologies, lengths.value, drawn.values, log_topology, lengths.log_prob, drawn.log_prob, part)
+        return DrawnTrees(
+            topologies=topologies,
+            lengths=lengths.value,
+            parameters=drawn.values,
+            log_topology=log_topology,
+            log_lengths=lengths.log_prob,
+            log_parameters=drawn.log_prob,
+            part=part,
+        )
 
     def draw_defended(
         self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
@@ -96,5 +104,12 @@ class TreeFamily:
         alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
         log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
         values, log_values = self.guide.draw_defended(of_normal, num_trees, generator)
-        log_topology = network.log_prob_of_choices(choices)
-        return DrawnTrees(topologies, lengths, values, log_topology, log_lengths, log_values, part)
+        return DrawnTrees(
+            topologies=topologies,
+            lengths=lengths,
+            parameters=values,
+            log_topology=network.log_prob_of_choices(choices),
+            log_lengths=log_lengths,
+            log_parameters=log_values,
+            part=part,
+        )

@@ -249,8 +249,16 @@ def variational_inference(
     spent = time.monotonic() - begin
     follows = default_annealing and time_budget is not None
     pace: Pace = BudgetPace(time_left(control, spent), num_steps) if follows else by_steps
-    training = Training(family, target.log_densities, objective, learning_rates, annealing, num_steps, {}, pace)
-    rounds = GrowthRounds(trees, growth, settings["seed"])
+    training = Training(
+        family=family,
+        log_densities=target.log_densities,
+        objective=objective,
+        learning_rates=learning_rates,
+        annealing=annealing,
+        num_steps=num_steps,
+        pace=pace,
+    )
+    rounds = GrowthRounds(trees=trees, growth=growth, seed=settings["seed"])
     try:
         run = train_in_rounds(training, target, control, rounds, settings, spent)
     except CheckpointError as error:
@@ -266,7 +274,14 @@ def variational_inference(
         done += f", with {100 * weight:.2g} % of the log likelihood: the trees do not yet approximate the posterior"
     say_early(run.ending, control, "variational inference", done)
     return VariationalPosterior(
-        run.family, target, run.state.parameters, run.bounds, run.positions, run.ending, run.seconds, settings
+        family=run.family,
+        target=target,
+        parameters=run.state.parameters,
+        bounds=run.bounds,
+        positions=run.positions,
+        ending=run.ending,
+        seconds=run.seconds,
+        settings=settings,
     )
 
 

@@ -27,6 +27,7 @@ from bayeskit.errors import SamplingWarning
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
 from bayeskit.inference.samplers.driver import Ending
+from bayeskit.inference.samplers.weighted_particles import systematic
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies, TreeSample
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
@@ -154,7 +155,15 @@ class VariationalPosterior:
         lengths, log_prior, log_likelihood, log_weight, part = (
             torch.cat(column) for column in zip(*columns, strict=True)
         )
-        return WeighedTrees(topologies, lengths, log_prior, log_likelihood, log_weight, part, parameters)
+        return WeighedTrees(
+            topologies=topologies,
+            lengths=lengths,
+            log_prior=log_prior,
+            log_likelihood=log_likelihood,
+            log_weight=log_weight,
+            part=part,
+            parameters=parameters,
+        )
 
     def sample(self, num_draws: int, *, seed: int = 0, weighted: bool = False) -> TreeSample:
         """Draw trees with branch lengths.
@@ -340,7 +349,7 @@ class VariationalPosterior:
         CheckpointError
             If the file is missing, truncated, or has other contents.
         """
-        return cls(*read_posterior(path))
+        return cls(**read_posterior(path)._asdict())
 
 
 def _checked(log_weight: Tensor) -> tuple[Tensor, list[str], dict[str, float]]:
@@ -365,7 +374,4 @@ def _trusted_weights(log_weight: Tensor) -> Tensor:
 
 def _resampled(log_weight: Tensor, seed: int) -> Tensor:
     """Return indices of draws resampled by their weights, `(draws,)`; warn if the weights are not trusted."""
-    weights, count = _trusted_weights(log_weight), len(log_weight)
-    uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
-    # Systematic resampling: the count of each draw is its expected count rounded up or down.
-    return torch.searchsorted(weights.cumsum(0), (torch.arange(count) + uniform) / count).clamp(max=count - 1)
+    return systematic(_trusted_weights(log_weight).log()[None], new_generator(seed, stream="resampled trees"))[0]

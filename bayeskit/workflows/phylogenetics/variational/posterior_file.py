@@ -191,5 +191,13 @@ def _restored(data: dict[str, Any]) -> PosteriorContents:
         raise CheckpointError(f"the shape of the parameters is {tuple(parameters.shape)}, not {tuple(expected)}")
     if ending not in get_args(Ending):
         raise CheckpointError(f"the ending {ending!r} is unknown")
-    seconds, settings = float(data["seconds"]), dict(data["settings"])
-    return PosteriorContents(family, target, parameters, bounds, positions, ending, seconds, settings)
+    return PosteriorContents(
+        family=family,
+        target=target,
+        parameters=parameters,
+        bounds=bounds,
+        positions=positions,
+        ending=ending,
+        seconds=float(data["seconds"]),
+        settings=dict(data["settings"]),
+    )

@@ -78,7 +78,14 @@ def train_in_rounds(
             training = _grown(training, rounds.trees, rounds.growth, generator, control.progress)
             seconds += time.monotonic() - growing
     bounds, positions = (torch.cat(parts) for parts in records.values())
-    return _Run(training.family, outcome.state, bounds, positions, outcome.ending, seconds)
+    return _Run(
+        family=training.family,
+        state=outcome.state,
+        bounds=bounds,
+        positions=positions,
+        ending=outcome.ending,
+        seconds=seconds,
+    )
 
 
 def time_left(control: Control, spent: float) -> float:
@@ -125,4 +132,4 @@ def carried(state: TrainingState, old: TreeFamily, new: TreeFamily) -> TrainingS
     first, second = (torch.zeros_like(parameters).index_copy(0, place, one) for one in (state.first, state.second))
     # Logits of old options are kept relative to those of new ones.
     parameters[place[old.num_logits :]] = state.parameters[old.num_logits :]
-    return TrainingState(parameters, first, second, state.position)
+    return state._replace(parameters=parameters, first=first, second=second)
