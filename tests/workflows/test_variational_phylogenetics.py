@@ -83,7 +83,7 @@ def test_three_topologies_are_those_of_quadrature(four, exact, limit):
 
 def test_importance_weights_correct_the_topologies(four, exact, limit):
     """What the weights make of draws is the exact posterior, each probability within its error."""
-    drawn = four.weighed_trees(8000, seed=1)
+    drawn = four.weighted_trees(8000, seed=1)
     sample = TreeSample.from_topologies(drawn.topologies)
     weights = drawn.log_weight.softmax(0)
     for place, p in enumerate(exact.softmax(0).tolist()):
@@ -219,7 +219,7 @@ def test_samples_files_and_arviz(four, tmp_path):
     assert (again.topologies.children == sample.topologies.children).all() and (again.index == sample.index).all()
     assert (again.branch_lengths / sample.branch_lengths - 1).abs().max() < 1e-6
     weighted = four.sample(500, seed=5, weighted=True)
-    assert torch.equal(weighted.branch_lengths, four.weighed_trees(500, seed=5).lengths)
+    assert torch.equal(weighted.branch_lengths, four.weighted_trees(500, seed=5).lengths)
     assert weighted.weights.sum() == pytest.approx(1, abs=1e-12) and len(weighted.credible_set(0.99)) > 1
     data = four.to_arviz(50, seed=5)
     posterior, stats = data["posterior"], data["sample_stats"]

@@ -92,7 +92,7 @@ class TreeFamily:
             part=part,
         )
 
-    def draw_defended(
+    def draw_defensive(
         self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
     ) -> DrawnTrees:
         """Draw trees for importance sampling, lengths and parameters defended by priors and heavy tails."""
@@ -103,7 +103,7 @@ class TreeFamily:
         # Edges are independent, so the density of one edge is that of a tree with one edge.
         alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
         log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
-        values, log_values = self.guide.draw_defended(of_normal, num_trees, generator)
+        values, log_values = self.guide.draw_defensive(of_normal, num_trees, generator)
         return DrawnTrees(
             topologies=topologies,
             lengths=lengths,

@@ -38,13 +38,13 @@ from bayeskit.workflows.phylogenetics.variational.posterior_file import (
 )
 from bayeskit.workflows.phylogenetics.variational.target import TreeTarget
 
-__all__ = ["VariationalPosterior", "WeighedTrees"]
+__all__ = ["VariationalPosterior", "WeightedTrees"]
 
 #: Number of trees in one batch.
 _AT_ONCE = 500
 
 
-class WeighedTrees(NamedTuple):
+class WeightedTrees(NamedTuple):
     """Trees drawn from a proposal, with importance weights.
 
     Attributes
@@ -116,14 +116,14 @@ class VariationalPosterior:
         """Number of training steps."""
         return len(self.bounds)
 
-    def weighed_trees(self, num_draws: int, *, seed: int = 0, defended: bool = True) -> WeighedTrees:
+    def weighted_trees(self, num_draws: int, *, seed: int = 0, defensive: bool = True) -> WeightedTrees:
         """Draw trees with importance weights for the exact posterior.
 
         Parameters
         ----------
         num_draws : int
         seed : int, default 0
-        defended : bool, default True
+        defensive : bool, default True
             Draw from a defensive mixture, which bounds the weights: one tree in ten has all branch lengths from the
             prior, another one half of them (if the prior is over one branch length), and one in five of the others at
             least one from a heavy tail. One tree in ten has parameters from their prior, the others from a t
@@ -131,15 +131,15 @@ class VariationalPosterior:
 
         Returns
         -------
-        WeighedTrees
+        WeightedTrees
         """
-        return self._weighed(num_draws, seed, "weighed" if defended else "drawn", defended=defended)
+        return self._draw_weighted(num_draws, seed, "weighed" if defensive else "drawn", defensive=defensive)
 
-    def _weighed(self, num_draws: int, seed: int, purpose: str, *, defended: bool) -> WeighedTrees:
+    def _draw_weighted(self, num_draws: int, seed: int, purpose: str, *, defensive: bool) -> WeightedTrees:
         """Draw trees with importance weights; draws for different purposes are independent."""
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, stream=f"trees of a variational posterior, {purpose}")
-        draw = partial(self.family.draw_defended, self.target.branch_length_prior) if defended else self.family.draw
+        draw = partial(self.family.draw_defensive, self.target.branch_length_prior) if defensive else self.family.draw
         children, columns, values = [], [], []
         with torch.no_grad(), one_thread():
             for first in range(0, num_draws, _AT_ONCE):
@@ -155,7 +155,7 @@ class VariationalPosterior:
         lengths, log_prior, log_likelihood, log_weight, part = (
             torch.cat(column) for column in zip(*columns, strict=True)
         )
-        return WeighedTrees(
+        return WeightedTrees(
             topologies=topologies,
             lengths=lengths,
             log_prior=log_prior,
@@ -186,7 +186,7 @@ class VariationalPosterior:
         SamplingWarning
             If the weights are not trusted.
         """
-        drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
+        drawn = self.weighted_trees(num_draws, seed=seed, defensive=weighted)
         weights = _trusted_weights(drawn.log_weight) if weighted else None
         return TreeSample.from_topologies(drawn.topologies, weights, drawn.lengths)
 
@@ -211,7 +211,7 @@ class VariationalPosterior:
         SamplingWarning
             If the weights are not trusted.
         """
-        drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
+        drawn = self.weighted_trees(num_draws, seed=seed, defensive=weighted)
         rows = _resampled(drawn.log_weight, seed) if weighted else slice(None)
         return {name: value[rows] for name, value in drawn.parameters.items()}
 
@@ -232,12 +232,12 @@ class VariationalPosterior:
             In nats, with standard error.
         """
         count, repeats = whole_number("num_particles", num_particles, 1), whole_number("num_draws", num_draws, 2)
-        drawn = self._weighed(count * repeats, seed, "lower bound", defended=False)
+        drawn = self._draw_weighted(count * repeats, seed, "lower bound", defensive=False)
         bounds = drawn.log_weight.reshape(repeats, count).logsumexp(1) - math.log(count)
         return Estimate(float(bounds.mean()), float(bounds.std()) / math.sqrt(repeats))
 
     def log_evidence(self, num_draws: int = 10_000, *, seed: int = 0) -> Evidence:
-        """Estimate the log evidence by importance sampling from the defensive mixture of `weighed_trees`.
+        """Estimate the log evidence by importance sampling from the defensive mixture of `weighted_trees`.
 
         Parameters
         ----------
@@ -251,7 +251,7 @@ class VariationalPosterior:
             In nats, with diagnostics of the weights. Topologies outside the network's support contribute nothing.
         """
         begin = time.monotonic()
-        drawn = self._weighed(whole_number("num_draws", num_draws, 2), seed, "evidence", defended=True)
+        drawn = self._draw_weighted(whole_number("num_draws", num_draws, 2), seed, "evidence", defensive=True)
         log_weight, problems, facts = _checked(drawn.log_weight)
         error = with_rounding(float(stratified_log_mean_exp_error(log_weight, drawn.part)), drawn.log_likelihood)
         return Evidence(
@@ -290,7 +290,7 @@ class VariationalPosterior:
         """
         import xarray as xr
 
-        drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
+        drawn = self.weighted_trees(num_draws, seed=seed, defensive=weighted)
         rows = _resampled(drawn.log_weight, seed) if weighted else torch.arange(num_draws)
         sample = TreeSample.from_topologies(drawn.topologies[rows.numpy()])
         order = sample.top(len(sample.topologies))
