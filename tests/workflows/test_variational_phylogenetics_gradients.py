@@ -117,6 +117,32 @@ FAMILIES = pytest.mark.parametrize(
 )
 
 
+def test_steps_are_those_of_adam_with_a_rate_for_each_group(monkeypatch):
+    family, start = five(LogNormalLengths())
+    rates = LearningRates(0.03, 0.01, factor=0.5, every=2)
+    slopes = torch.randn(len(start), dtype=DOUBLE, generator=generator(7))
+
+    def bound(parameters):
+        return (slopes * parameters.sin()).sum()
+
+    monkeypatch.setattr(Training, "estimate", lambda self, parameters, *_: (bound(parameters), slopes[0]))
+    algorithm = Training(family, log_densities, IWAE(4), rates, Linear(1), 5)
+    state = algorithm.start(generator())._replace(parameters=start)
+    for iteration in range(5):
+        state, _ = algorithm.advance(state, iteration, generator())
+    groups = [
+        part.clone().requires_grad_() for part in start.split([family.num_logits, len(start) - family.num_logits])
+    ]
+    optimizer = torch.optim.Adam([{"params": [group]} for group in groups], maximize=True)
+    for iteration in range(5):
+        for group, rate in zip(optimizer.param_groups, rates(iteration), strict=True):
+            group["lr"] = rate
+        optimizer.zero_grad()
+        bound(torch.cat(groups)).backward()
+        optimizer.step()
+    torch.testing.assert_close(state.parameters, torch.cat(groups).detach(), rtol=1e-12, atol=1e-14)
+
+
 @FAMILIES
 def test_gradients_by_branch_lengths_are_finite_differences(lengths):
     family, parameters = five(lengths)

@@ -1,4 +1,8 @@
-"""Steps, epochs, checkpoints and endings of a training run."""
+"""Steps, epochs, checkpoints and endings of a training run.
+
+It is no algorithm of ``drive``, whose states are values on one process: modules are trained in place, on several
+processes that agree when to stop and to save, and the state of an optimiser is known only after its first step.
+"""
 
 from __future__ import annotations
 
