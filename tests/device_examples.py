@@ -252,8 +252,10 @@ ELSEWHERE = {
         workflows.phylogenetics.topology_evidence: TopologyEvidence topology_evidence
         workflows.phylogenetics.topology_inference: TopologyInference infer_topologies
         workflows.phylogenetics.topology_report: write_topology_report
-        workflows.phylogenetics.variational: FlowLengths LearningRates LogNormalLengths VariationalPosterior
-            variational_inference
+        workflows.phylogenetics.variational.inference: variational_inference
+        workflows.phylogenetics.variational.learning_rates: LearningRates
+        workflows.phylogenetics.variational.length_families: FlowLengths LogNormalLengths
+        workflows.phylogenetics.variational.posterior: VariationalPosterior
         workflows.simulation_based_calibration: SBCResult sbc
     """,
     "problems whose data are on the host, from where ExactCase.target moves them": """

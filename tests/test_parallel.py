@@ -2,6 +2,7 @@ import json
 import math
 import os
 import signal
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -249,6 +250,8 @@ def test_results_return_as_they_were():
         (1, "a"): (base[:3], base[1:4], torch.tensor(1 + 2j), torch.zeros(0, 2, dtype=torch.bool)),
         "numpy": [np.arange(4, dtype=np.uint16).reshape(2, 2).T, np.float64(0.1), np.bool_(True)],
         "estimate": Estimate(Pair(torch.ones(2, dtype=torch.bfloat16), 0.1), ("a", "b")),
+        "counts": [Counter({9: 1, 2: 1}), OrderedDict(b=1, a=(base, 2))],
+        "views": [base.expand(2, 6), torch.tensor([1 + 2j]).conj().imag],
     }
     result = round_trip(value, (Estimate, Pair))
     assert repr(result) == repr(value)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import json
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ __all__ = [
     "loaded_tensors",
     "qualified_name",
     "save_tensors",
+    "setting_as_json",
 ]
 
 # Tensors and facts in one file.
@@ -224,9 +226,9 @@ def encode(value: Any, tensors: dict[str, Tensor], types: Mapping[str, type], pl
         raw = torch.from_numpy(np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8).copy())
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return {kind: _put(raw, tensors), "dtype": value.dtype.str, "shape": list(value.shape)}
-    if type(value) is dict:
+    if type(value) in (dict, OrderedDict, Counter):
         inside = ((k, encode(v, tensors, types, f"{place}[{k!r}]")) for k, v in value.items())
-        return {"dict": [[encode(k, tensors, types, f"a key of {place}"), v] for k, v in inside]}
+        return {type(value).__name__: [[encode(k, tensors, types, f"a key of {place}"), v] for k, v in inside]}
     if type(value) in (list, tuple):
         items = [encode(v, tensors, types, f"{place}[{i}]") for i, v in enumerate(value)]
         return {type(value).__name__: items}
@@ -255,6 +257,10 @@ def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) 
             return np.frombuffer(tensors[name].numpy().tobytes(), dtype=dtype)[0]
         case {"dict": items}:
             return {decode(k, tensors, types): decode(v, tensors, types) for k, v in items}
+        case {"OrderedDict": items}:
+            return OrderedDict(decode({"dict": items}, tensors, types))
+        case {"Counter": items}:
+            return Counter(decode({"dict": items}, tensors, types))
         case {"list": items}:
             return [decode(v, tensors, types) for v in items]
         case {"tuple": items}:
@@ -268,7 +274,7 @@ def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) 
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     name = str(len(tensors))
-    tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)  # views may share their storage
+    tensors[name] = tensor.detach().resolve_neg()
     return name
 
 
@@ -348,3 +354,33 @@ def _code(code: CodeType) -> tuple[Any, ...]:
     """Return the parts that identify code, including the code of nested functions."""
     constants = tuple(_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.co_code, code.co_flags, code.co_names, code.co_varnames, constants
+
+
+# -- settings -------------------------------------------------------------------------------
+
+
+def setting_as_json(value: Any) -> Any:
+    """Return a setting as JSON that is equal for equal settings."""
+    # Functions and other objects are compared by name only; tensors, numbers, containers and distributions by value.
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        content = value.detach().cpu().contiguous()
+        digest = hashlib.sha256(content.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return [str(content.dtype), list(content.shape), digest]
+    if isinstance(value, Mapping):
+        return {str(key): setting_as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [setting_as_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [
+            type(value).__qualname__,
+            {f.name: setting_as_json(getattr(value, f.name)) for f in dataclasses.fields(value)},
+        ]
+    if isinstance(value, torch.distributions.Distribution):
+        names = [*value.arg_constraints, "base_dist", "transforms"]
+        return [type(value).__qualname__, {name: setting_as_json(getattr(value, name, None)) for name in names}]
+    if isinstance(value, torch.distributions.Transform):
+        own = {name: part for name, part in vars(value).items() if not name.startswith("_")}
+        return [type(value).__qualname__, setting_as_json(own)]
+    return getattr(value, "__qualname__", type(value).__qualname__)

@@ -33,7 +33,10 @@ from bayeskit.workflows.phylogenetics.growing_support import (
     starting_topologies,
     with_new_options,
 )
-from bayeskit.workflows.phylogenetics.variational import Training, TrainingState, TreeFamily, TreeTarget, carried
+from bayeskit.workflows.phylogenetics.variational.ascent import Training, TrainingState
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
+from bayeskit.workflows.phylogenetics.variational.rounds import carried
+from bayeskit.workflows.phylogenetics.variational.target import TreeTarget
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(

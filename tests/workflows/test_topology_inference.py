@@ -496,7 +496,7 @@ def test_free_rates_of_subsets_in_a_sum_and_in_variational_inference(limit, tmp_
     fitted.save(tmp_path / "posterior")
     loaded = VariationalPosterior.load(tmp_path / "posterior")
     assert loaded.target.constraints == (("A", "B"),) and abs(loaded.target.log_topologies) < 1e-12
-    assert torch.equal(loaded.weighed_trees(50).log_weight, fitted.weighed_trees(50).log_weight)
+    assert torch.equal(loaded.weighted_trees(50).log_weight, fitted.weighted_trees(50).log_weight)
 
 
 @pytest.mark.parametrize("data", ["partition", "constraints"])

@@ -22,14 +22,15 @@ from bayeskit.models.phylogenetics import (
     TreeSample,
     all_topologies,
 )
-from bayeskit.workflows.phylogenetics import compare_topologies, variational
+from bayeskit.workflows.phylogenetics import compare_topologies
 from bayeskit.workflows.phylogenetics.variational import (
-    BudgetPace,
     FlowLengths,
     LearningRates,
     LogNormalLengths,
+    inference,
     variational_inference,
 )
+from bayeskit.workflows.phylogenetics.variational.learning_rates import BudgetPace
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(
@@ -82,7 +83,7 @@ def test_three_topologies_are_those_of_quadrature(four, exact, limit):
 
 def test_importance_weights_correct_the_topologies(four, exact, limit):
     """What the weights make of draws is the exact posterior, each probability within its error."""
-    drawn = four.weighed_trees(8000, seed=1)
+    drawn = four.weighted_trees(8000, seed=1)
     sample = TreeSample.from_topologies(drawn.topologies)
     weights = drawn.log_weight.softmax(0)
     for place, p in enumerate(exact.softmax(0).tolist()):
@@ -161,14 +162,14 @@ def test_a_checkpoint_belongs_to_one_prior(kind, tmp_path):
 def test_a_time_budget_shortens_the_annealing(monkeypatch, tmp_path):
     """By a clock that advances as if half of the steps fitted into the budget."""
     ticks = itertools.count()
-    monkeypatch.setattr(variational, "BudgetPace", partial(BudgetPace, clock=lambda: 5e7 * next(ticks)))
+    monkeypatch.setattr(inference, "BudgetPace", partial(BudgetPace, clock=lambda: 5e7 * next(ticks)))
     settings = {"num_steps": 40, "objective": IWAE(3), "learning_rates": LearningRates(0.01, 0.01, every=10)}
     found = fitted(FOUR, time_budget=1e9, **settings)
     expected = torch.arange(1, 41, dtype=DOUBLE) * 2
     # The budget is less the moments before training.
     assert (found.positions - expected.clamp(max=40)).abs().max() < 1e-3
     # What was recorded suffices to repeat it, also in two parts of which the second knows no budget.
-    monkeypatch.setattr(variational, "by_steps", lambda iteration, before: float(found.positions[iteration]))
+    monkeypatch.setattr(inference, "by_steps", lambda iteration, before: float(found.positions[iteration]))
     again = fitted(FOUR, **settings)
     assert torch.equal(again.parameters, found.parameters) and torch.equal(again.bounds, found.bounds)
     for steps in (11, 40):
@@ -218,7 +219,7 @@ def test_samples_files_and_arviz(four, tmp_path):
     assert (again.topologies.children == sample.topologies.children).all() and (again.index == sample.index).all()
     assert (again.branch_lengths / sample.branch_lengths - 1).abs().max() < 1e-6
     weighted = four.sample(500, seed=5, weighted=True)
-    assert torch.equal(weighted.branch_lengths, four.weighed_trees(500, seed=5).lengths)
+    assert torch.equal(weighted.branch_lengths, four.weighted_trees(500, seed=5).lengths)
     assert weighted.weights.sum() == pytest.approx(1, abs=1e-12) and len(weighted.credible_set(0.99)) > 1
     data = four.to_arviz(50, seed=5)
     posterior, stats = data["posterior"], data["sample_stats"]

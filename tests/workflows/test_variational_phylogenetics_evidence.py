@@ -12,7 +12,7 @@ from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, TreeSample, all_topologies
 from bayeskit.workflows.phylogenetics import FlowLengths, LearningRates, LogNormalLengths, variational_inference
 from bayeskit.workflows.phylogenetics.topology_comparison import HALF, PRIOR, defended_log_prob, share_of_tail
-from bayeskit.workflows.phylogenetics.variational import TreeFamily
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(
@@ -63,21 +63,21 @@ def test_an_approximation_with_lighter_tails_than_the_posterior(truth, monkeypat
     posterior = fitted(num_steps=1, lengths=LogNormalLengths(location=-2.3, scale=0.7))
     squares, trusted = sum_of_squares(posterior, truth, 20_000)
     assert squares < 1.1**2 * LARGEST and trusted > SEEDS / 2
-    monkeypatch.setattr(TreeFamily, "draw_defended", lambda self, prior, *settings: self.draw(*settings))
+    monkeypatch.setattr(TreeFamily, "draw_defensive", lambda self, prior, *settings: self.draw(*settings))
     squares, trusted = sum_of_squares(posterior, truth, 20_000, seeds=60)
     assert squares > 1.1**2 * chi2.isf(1e-5, 60) and trusted > 60 / 2
 
 
 @pytest.mark.parametrize("lengths", [LogNormalLengths(), FlowLengths()], ids=["log-normal", "flow"])
-def test_defended_draws_have_their_density(lengths, limit):
+def test_defensive_draws_have_their_density(lengths, limit):
     """Weights of a known density of lengths and a uniform topology have mean one."""
     posterior = fitted(num_steps=1, lengths=lengths)
-    drawn = posterior.weighed_trees(20_000)
+    drawn = posterior.weighted_trees(20_000)
     log_q = drawn.log_prior + drawn.log_likelihood - drawn.log_weight
     known = torch.distributions.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(drawn.lengths).sum(-1)
     weights = (known - math.log(3) - log_q).exp()
     assert abs(float((weights.mean() - 1) / (weights.std() / 20_000**0.5))) < limit()
-    pure = posterior.weighed_trees(20_000, defended=False)
+    pure = posterior.weighted_trees(20_000, defensive=False)
     far = [float((one.lengths > 5.0).any(-1).double().mean()) for one in (drawn, pure)]
     assert far[0] > 0.01 > far[1]
 
@@ -99,10 +99,10 @@ def test_the_heavy_tail_is_a_density():
 def test_draws_for_different_purposes_are_independent():
     posterior = fitted(num_steps=1)
     bound = posterior.lower_bound(1, 1000)
-    drawn, pure = posterior.weighed_trees(1000), posterior.weighed_trees(1000, defended=False)
+    drawn, pure = posterior.weighted_trees(1000), posterior.weighted_trees(1000, defensive=False)
     assert bound.value != float(pure.log_weight.mean())
     assert posterior.log_evidence(1000).log_evidence != float(drawn.log_weight.logsumexp(0)) - math.log(1000)
-    assert torch.equal(posterior.sample(20).branch_lengths, posterior.weighed_trees(20, defended=False).lengths)
+    assert torch.equal(posterior.sample(20).branch_lengths, posterior.weighted_trees(20, defensive=False).lengths)
 
 
 def test_weights_that_are_not_to_be_trusted_are_warned_of():

@@ -8,18 +8,18 @@ import torch
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, SubsplitBayesianNetwork, all_topologies
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
-from bayeskit.workflows.phylogenetics import variational as variational_places
-from bayeskit.workflows.phylogenetics import variational as variational_training
 from bayeskit.workflows.phylogenetics.variational import (
     FlowLengths,
     LearningRates,
-    Lengths,
     LogNormalLengths,
-    Places,
-    Training,
-    TreeFamily,
-    TreeTarget,
+    ascent,
+    topology_features,
 )
+from bayeskit.workflows.phylogenetics.variational.ascent import Training
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
+from bayeskit.workflows.phylogenetics.variational.length_families import Lengths
+from bayeskit.workflows.phylogenetics.variational.target import TreeTarget
+from bayeskit.workflows.phylogenetics.variational.topology_features import Places
 
 DOUBLE = torch.float64
 FIVE = Alignment.from_sequences({"A": "CCTCATCG", "B": "CCTCATCT", "C": "CCAGTGAT", "D": "GCAGTGCC", "E": "CTCGR-CA"})
@@ -98,10 +98,8 @@ def test_gradients_by_topologies_are_those_of_enumeration(objective, limit):
 
 @pytest.mark.parametrize("sign", [0.0, -1.0], ids=["dropped", "turned"])
 def test_a_score_term_dropped_or_turned_is_noticed(sign, limit, monkeypatch):
-    original = variational_training.importance_weighted_estimate
-    monkeypatch.setattr(
-        variational_training, "importance_weighted_estimate", lambda weight, score: original(weight, sign * score)
-    )
+    original = ascent.importance_weighted_estimate
+    monkeypatch.setattr(ascent, "importance_weighted_estimate", lambda weight, score: original(weight, sign * score))
     z, comparisons = largest_z(training(IWAE(3)), repeats=500)
     assert z > limit(comparisons)
 
@@ -117,6 +115,32 @@ def five(lengths):
 FAMILIES = pytest.mark.parametrize(
     "lengths", [LogNormalLengths(), LogNormalLengths(with_pairs=False), FlowLengths()], ids=["pairs", "splits", "flow"]
 )
+
+
+def test_steps_are_those_of_adam_with_a_rate_for_each_group(monkeypatch):
+    family, start = five(LogNormalLengths())
+    rates = LearningRates(0.03, 0.01, factor=0.5, every=2)
+    slopes = torch.randn(len(start), dtype=DOUBLE, generator=generator(7))
+
+    def bound(parameters):
+        return (slopes * parameters.sin()).sum()
+
+    monkeypatch.setattr(Training, "estimate", lambda self, parameters, *_: (bound(parameters), slopes[0]))
+    algorithm = Training(family, log_densities, IWAE(4), rates, Linear(1), 5)
+    state = algorithm.start(generator())._replace(parameters=start)
+    for iteration in range(5):
+        state, _ = algorithm.advance(state, iteration, generator())
+    groups = [
+        part.clone().requires_grad_() for part in start.split([family.num_logits, len(start) - family.num_logits])
+    ]
+    optimizer = torch.optim.Adam([{"params": [group]} for group in groups], maximize=True)
+    for iteration in range(5):
+        for group, rate in zip(optimizer.param_groups, rates(iteration), strict=True):
+            group["lr"] = rate
+        optimizer.zero_grad()
+        bound(torch.cat(groups)).backward()
+        optimizer.step()
+    torch.testing.assert_close(state.parameters, torch.cat(groups).detach(), rtol=1e-12, atol=1e-14)
 
 
 @FAMILIES
@@ -172,7 +196,7 @@ def test_topologies_are_found_again_whatever_is_kept(monkeypatch):
     drawn = network.sample(40, seed=generator())
     kept = Places(network, with_pairs=True)
     kept.look_up(drawn[:20])
-    monkeypatch.setattr(variational_places, "_MEMORY", 0)
+    monkeypatch.setattr(topology_features, "_MEMORY", 0)
     fresh = Places(network, with_pairs=True)
     fresh.look_up(drawn[30:])
     found, again = kept.look_up(drawn), fresh.look_up(drawn)

@@ -21,7 +21,9 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.workflows.phylogenetics import LearningRates, LogNormalLengths, variational_inference
 from bayeskit.workflows.phylogenetics.parameter_guide import ParameterGuide
-from bayeskit.workflows.phylogenetics.variational import Training, TreeFamily, TreeTarget
+from bayeskit.workflows.phylogenetics.variational.ascent import Training
+from bayeskit.workflows.phylogenetics.variational.family import TreeFamily
+from bayeskit.workflows.phylogenetics.variational.target import TreeTarget
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences({"A": "GTCATTATCC", "B": "CTCATTTTCC", "C": "ATCACTTTCT", "D": "TTCATTCTRT"})
@@ -63,18 +65,18 @@ def test_densities_integrate_to_one(name):
     assert abs(float(torch.trapezoid(density, coordinates)) - 1) < 1e-9
 
 
-@pytest.mark.parametrize("method", ["rsample", "draw_defended"])
+@pytest.mark.parametrize("method", ["rsample", "draw_defensive"])
 def test_weights_for_a_known_density_have_mean_one(method, limit):
     guide = ParameterGuide(PRIORS)
     parameters = torch.zeros(guide.num_parameters, dtype=DOUBLE)
-    if method == "draw_defended":
+    if method == "draw_defensive":
         parameters = somewhere(guide) - 0.5
     values, log_q = getattr(guide, method)(parameters, 20_000, generator(2))
     # A narrower normal distribution at the same mean has bounded weights, and so has the prior where it is defended.
     narrow = parameters.clone()
     narrow[guide.dim : 2 * guide.dim] -= 0.4
     narrow[2 * guide.dim :] *= math.exp(-0.4)
-    for log_p in [guide.log_prob(narrow, values)] + [guide.log_prior(values)] * (method == "draw_defended"):
+    for log_p in [guide.log_prob(narrow, values)] + [guide.log_prior(values)] * (method == "draw_defensive"):
         weights = (log_p - log_q).exp()
         assert abs(float((weights.mean() - 1) / (weights.std() / 20_000**0.5))) < limit(3)
 
@@ -137,7 +139,7 @@ def test_the_evidence_integrates_over_parameters(substitution, site_rates, limit
     evidence = found.log_evidence(3000)
     assert evidence.trusted and error < 0.1 and evidence.standard_error < 0.1
     assert abs(evidence.log_evidence - truth) < limit(2) * math.hypot(error, evidence.standard_error)
-    drawn = found.weighed_trees(3000, seed=3)
+    drawn = found.weighted_trees(3000, seed=3)
     weights = drawn.log_weight.softmax(0)
     for name, expected in mean.items():
         rows = drawn.parameters[name].reshape(3000, -1)

@@ -75,7 +75,7 @@ def test_what_is_loaded_draws_the_same_bit_for_bit(settings, tmp_path):
     loaded = VariationalPosterior.load(path)
     loaded.save(path)
     loaded = VariationalPosterior.load(path)
-    one, other = (found.weighed_trees(40, seed=3) for found in (posterior, loaded))
+    one, other = (found.weighted_trees(40, seed=3) for found in (posterior, loaded))
     assert (one.topologies.children == other.topologies.children).all() and one.topologies.taxa == other.topologies.taxa
     assert all(torch.equal(first, second) for first, second in zip(one[1:-1], other[1:-1], strict=True))
     assert one.parameters.keys() == other.parameters.keys()
@@ -86,13 +86,13 @@ def test_what_is_loaded_draws_the_same_bit_for_bit(settings, tmp_path):
     if posterior.target.likelihood.site_rates is not None:
         # The mutation: a file that forgets the rates.
         loaded.target.likelihood.site_rates = None
-        assert not torch.equal(loaded.weighed_trees(40, seed=3).log_weight, one.log_weight)
+        assert not torch.equal(loaded.weighted_trees(40, seed=3).log_weight, one.log_weight)
 
 
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "posterior"
     fitted().save(path)
-    whole, schema = path.read_bytes(), Schema("a variational posterior of trees", 3)
+    whole, schema = path.read_bytes(), Schema("a variational posterior of trees", 4)
     with loaded_tensors(path, schema) as (tensors, facts):
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     path.write_bytes(whole[: len(whole) // 2])

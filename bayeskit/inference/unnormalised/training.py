@@ -20,7 +20,7 @@ from bayeskit.errors import AccuracyWarning, DataError, LossError, ModelError, S
 from bayeskit.inference.generalized.losses import ScoreMatching
 from bayeskit.inference.objectives import Objective
 from bayeskit.inference.samplers import HMC
-from bayeskit.inference.training.fitting import Fit, fit
+from bayeskit.inference.training import Fit, fit
 from bayeskit.inference.unnormalised.moves import Unnormalised, base_metric, move, require_vectors
 
 __all__ = [

@@ -21,7 +21,7 @@ __all__ = ["ParameterDraws", "ParameterGuide"]
 
 #: Number of draws that locate the prior.
 _LOCATING = 1001
-#: Share of defended draws from the prior, and degrees of freedom of the others.
+#: Share of defensive draws from the prior, and degrees of freedom of the others.
 _FROM_PRIOR, _FREEDOM = 0.1, 5.0
 
 
@@ -120,7 +120,7 @@ class ParameterGuide:
         noise = _solve(factor, coordinates - mean)
         return -0.5 * noise.square().sum(-1) + _log_constant(factor) - self._log_jacobian(coordinates)
 
-    def draw_defended(self, parameters: Tensor, num_draws: int, generator: torch.Generator) -> ParameterDraws:
+    def draw_defensive(self, parameters: Tensor, num_draws: int, generator: torch.Generator) -> ParameterDraws:
         """Draw for importance sampling: one in ten from the prior, the others from a t distribution."""
         if not self.dim:
             return ParameterDraws({}, torch.zeros(num_draws, dtype=torch.float64))

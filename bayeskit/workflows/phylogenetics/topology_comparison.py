@@ -29,14 +29,13 @@ from bayeskit.core.statistics import (
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
-from bayeskit.core.storage import TaskFolder
+from bayeskit.core.storage import TaskFolder, setting_as_json
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
 from bayeskit.inference.evidence.methods import METHODS
-from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.logdensity.target import Target
 from bayeskit.models.phylogenetics import (
     JC69,

@@ -18,6 +18,7 @@ from bayeskit.core.compatibility import as_inference_data
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, mean_error, r_hat
+from bayeskit.core.storage import setting_as_json
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.ratio import bidirectional_ratio
@@ -32,7 +33,6 @@ from bayeskit.inference.samplers.driver import (
     say_early,
 )
 from bayeskit.inference.samplers.ladder import Exchange
-from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.models.phylogenetics import (
     Alignment,
     GammaDirichlet,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bayeskit.core.storage import setting_as_json
 from bayeskit.errors import BayeskitWarning, CheckpointError, SettingsError
 from bayeskit.inference.objectives import (
     ELBO,
@@ -22,7 +23,6 @@ from bayeskit.inference.objectives import (
 )
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.fitting import setting_as_json
 
 
 def columns(count=24, seed=0):

@@ -27,7 +27,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.fitting import as_batches
+from bayeskit.inference.training.minibatches import as_batches
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
