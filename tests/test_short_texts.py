@@ -13,7 +13,7 @@ import bayeskit
 from bayeskit import Draws
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore, judge
 from bayeskit.inference.evidence.calibration import Calibration
-from bayeskit.inference.evidence.constants import ConstantsReport
+from bayeskit.inference.evidence.judging.constants import ConstantsReport
 from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence
 from bayeskit.models.phylogenetics import all_topologies
 from bayeskit.workflows import ModelComparison

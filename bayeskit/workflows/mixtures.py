@@ -11,20 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import derived_seed, new_generator
 from bayeskit.core.statistics import effective_sample_size, mean_error
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import Evidence, bridge_sampling, smc
-from bayeskit.inference.evidence.checks import (
-    MIN_DRAWS,
-    MIN_EFFECTIVE,
-    belongs,
-    finite_chains,
-    posterior_problems,
-    with_rounding,
-)
+from bayeskit.inference.evidence.judging.belonging import MIN_DRAWS, belongs, finite_chains
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding
 from bayeskit.inference.ratio import LEAST_OVERLAP, bidirectional_ratio
 from bayeskit.inference.samplers import sample_smc
 from bayeskit.logdensity.target import Target

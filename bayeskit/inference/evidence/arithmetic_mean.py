@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import (
     effective_sample_size,
@@ -18,17 +19,12 @@ from bayeskit.core.statistics import (
 )
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.bridge import halved
-from bayeskit.inference.evidence.checks import (
-    MIN_EFFECTIVE,
-    missed_draws,
-    posterior_problems,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
+from bayeskit.inference.evidence.decorator import estimator
 from bayeskit.inference.evidence.flows import shape_that_matters
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
+from bayeskit.inference.evidence.judging.weights import missed_draws, weight_problems
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target

@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.core.torch_internals import normal_of_factor
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs, finite_chains
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian

@@ -22,9 +22,9 @@ from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, CheckpointError, DrawsError, OutputError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.checks import belongs
-from bayeskit.inference.evidence.diagnostics import Diagnostics
-from bayeskit.inference.evidence.judgement import comparison, correction_of, draws_among, of_integral
+from bayeskit.inference.evidence.decorator import comparison, correction_of, draws_among, of_integral
+from bayeskit.inference.evidence.judging.belonging import belongs
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns

@@ -29,17 +29,12 @@ from bayeskit.core.statistics import (
 from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.checks import (
-    belongs,
-    finite_chains,
-    missed_draws,
-    posterior_problems,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs, finite_chains
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
+from bayeskit.inference.evidence.judging.weights import missed_draws, weight_problems
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.proposals import StudentT, student_log_prob

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MAX_R_HAT, MIN_EFFECTIVE
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import (
     effective_sample_size,
     log_mean_exp,
     log_mean_exp_error,
+    mean_error,
     pareto_shape,
     r_hat,
     weight_effective_sample_size,
@@ -25,20 +27,11 @@ from bayeskit.core.statistics import (
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.checks import (
-    MAX_PARETO_SHAPE,
-    MAX_R_HAT,
-    MIN_EFFECTIVE,
-    belongs,
-    finite_chains,
-    ladder_error,
-    ladder_problems,
-    posterior_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs, finite_chains
+from bayeskit.inference.evidence.judging.chains import ladder_problems, posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder, sample_ladder
@@ -118,7 +111,7 @@ class IntegrandCurve(NamedTuple):
             slope[1:] -= self.width.square() / 12
         # One series per temperature combines the errors of mean and variance, including their correlation.
         influence = weight[:, None, None] * self.centred + slope[:, None, None] * self.centred.square()
-        error = ladder_error(torch.cat([self.start_terms, influence]), ladder)
+        error = _ladder_error(torch.cat([self.start_terms, influence]), ladder)
         return _with_rounding_of_sum(error, self.scale, len(ladder.beta))
 
     def coarse_gap(self) -> float:
@@ -184,6 +177,14 @@ def _check_ladder(ladder: Ladder, target: Target) -> None:
             "sample_ladder(target)"
         )
     belongs(ladder.draws, target, posterior=False)
+
+
+def _ladder_error(influence: Tensor, ladder: Ladder) -> float:
+    """Return the standard error of a sum of one mean per temperature, from influences ``(T, chains, draws)``."""
+    # Temperatures with exchanges are correlated, so terms are added before their error is estimated.
+    if ladder.exchange is not None:
+        return float(mean_error(influence.sum(0)))
+    return float(mean_error(influence).square().sum().sqrt())
 
 
 def _with_rounding_of_sum(standard_error: float, log_values: Tensor, count: int) -> float:
@@ -437,7 +438,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     steps = ladder.beta.diff()[:, None, None] * log_likelihood[:-1]
     ratios = log_mean_exp(steps)
     # Delta method: the error of a logarithm is the relative error.
-    error = ladder_error((steps - ratios[:, None, None]).exp(), ladder)
+    error = _ladder_error((steps - ratios[:, None, None]).exp(), ladder)
 
     problems, diagnostics = _problems(ladder, target)
     problems += nan_problems

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, LogNormal
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -21,10 +22,12 @@ from bayeskit.core.statistics import (
 )
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, require_own, weight_problems, with_rounding
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import require_own
+from bayeskit.inference.evidence.judging.densities import with_rounding
+from bayeskit.inference.evidence.judging.missed_mass import missed_mass
+from bayeskit.inference.evidence.judging.weights import weight_problems
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import missed_mass
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.target import Target

@@ -20,19 +20,14 @@ from bayeskit.core.statistics import (
     weight_effective_sample_size,
 )
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.checks import (
-    belongs,
-    finite_chains,
-    largest_shape,
-    posterior_problems,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs, finite_chains
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
+from bayeskit.inference.evidence.judging.missed_mass import missed_mass, same_likelihood
+from bayeskit.inference.evidence.judging.weights import largest_shape, weight_problems
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
 

@@ -9,20 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.core.statistics import effective_sample_size, mean_error, num_largest, pareto_shape, shape_of_largest
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError
-from bayeskit.inference.evidence.checks import (
-    MAX_PARETO_SHAPE,
-    MIN_EFFECTIVE,
-    belongs,
-    finite_chains,
-    largest_shape,
-    posterior_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs, finite_chains
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.weights import largest_shape
 from bayeskit.inference.evidence.methods import Estimate, Part, Parts
 from bayeskit.inference.evidence.result import PredictiveScore
 from bayeskit.logdensity.observations import Observations

@@ -17,17 +17,12 @@ from bayeskit.core.statistics import log_mean_exp, pareto_shape, weight_effectiv
 from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError
-from bayeskit.inference.evidence.checks import (
-    belongs,
-    missed_draws,
-    require_own,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs, require_own
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence.judging.missed_mass import missed_mass, same_likelihood
+from bayeskit.inference.evidence.judging.weights import missed_draws, weight_problems
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from bayeskit.core.compatibility import as_inference_data, to_datasets
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.core.flows import zuko
 from bayeskit.core.folders import Schema
 from bayeskit.core.inputs import real_number, warn_user, whole_number
@@ -35,7 +36,7 @@ from bayeskit.core.storage import decode, encode, loaded_tensors, qualified_name
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Evidence
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
 from bayeskit.inference.gradients.score_function import importance_weighted_estimate
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep, WeightSchedule
 from bayeskit.inference.objectives.objective import log_mean_weight

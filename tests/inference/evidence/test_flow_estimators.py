@@ -12,7 +12,6 @@ import bayeskit as bk
 from bayeskit.core.statistics import pareto_shape
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.evidence.flows import (
     FittedFlow,
     fit_flow,
@@ -20,6 +19,7 @@ from bayeskit.inference.evidence.flows import (
     learned_harmonic_mean,
     shape_that_matters,
 )
+from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
 
 F64 = torch.float64
 ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)

@@ -13,8 +13,8 @@ from scipy.special import roots_hermitenorm
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, InitializationError, SettingsError, ShapeError
-from bayeskit.inference.evidence import checks as coverage
 from bayeskit.inference.evidence import variational as mean_field
+from bayeskit.inference.evidence.judging import weights as coverage
 from bayeskit.inference.evidence.variational import (
     _tails,
     balanced_normal_draws,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 from bayeskit.core.randomness import one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.diagnostics import Diagnostics, EvidenceFromDraws
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register, split_refusal
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.marginalization import LaplaceCorrection, MarginalTarget

@@ -22,10 +22,10 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.errors import ConstantsWarning, SettingsError
-from bayeskit.inference.evidence.checks import rounding_problems
-from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
-from bayeskit.inference.evidence.improper_priors import improper
-from bayeskit.inference.evidence.missed_mass import exceeds_error, same_likelihood
+from bayeskit.inference.evidence.judging.constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.judging.densities import rounding_problems
+from bayeskit.inference.evidence.judging.improper_priors import improper
+from bayeskit.inference.evidence.judging.missed_mass import exceeds_error, same_likelihood
 from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import (
