@@ -28,7 +28,7 @@ from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.decorator import estimator
-from bayeskit.inference.evidence.judging.belonging import belongs, finite_chains
+from bayeskit.inference.evidence.judging.belonging import belongs
 from bayeskit.inference.evidence.judging.chains import ladder_problems, posterior_problems
 from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
 from bayeskit.inference.evidence.judging.diagnostics import from_draws
@@ -751,7 +751,7 @@ def _from_reference(target: Target, parts: Parts, seed: int) -> Evidence:
     )
 
 
-@estimator(Part.POSTERIOR, by=_from_reference)
+@estimator(Part.POSTERIOR, mixing=False, by=_from_reference)
 def generalised_stepping_stone(
     target: Target,
     draws: Draws,
@@ -798,7 +798,7 @@ def generalised_stepping_stone(
     DrawsError
         If the draws come from another target or are too few to fit the reference.
     SettingsError
-        If a setting lies outside its domain, or ``draws`` is not a :class:`Draws`.
+        If a setting lies outside its domain.
 
     References
     ----------
@@ -817,15 +817,8 @@ def generalised_stepping_stone(
     """
     num_temperatures = whole_number("num_temperatures", num_temperatures, 2)
     num_samples = whole_number("num_samples", num_samples, 8)
-    if not isinstance(draws, Draws):
-        raise SettingsError(
-            f"draws must be Draws from the posterior, not {type(draws).__name__}; make them by "
-            "bayeskit.sample(target), or take ladder.posterior"
-        )
-    belongs(draws, target)
-    alive = finite_chains(draws)
-    reference, rest = fit_reference(alive)
-    path = rebased(target, reference.to(alive.unconstrained))
+    reference, rest = fit_reference(draws)
+    path = rebased(target, reference.to(draws.unconstrained))
     ladder = sample_ladder(
         path,
         num_temperatures,
@@ -838,10 +831,10 @@ def generalised_stepping_stone(
         progress=progress,
     )
     z = stepping_stone(path, ladder)
-    problems, facts = posterior_problems(alive)
+    problems, facts = posterior_problems(draws)
     chains = [f"posterior draws: {problem}" for problem in problems]
-    tails, shapes = _tail_problems(reference, ladder, alive, rest)
-    missed, apart = _missed_part(ladder, alive.unconstrained[:, rest])
+    tails, shapes = _tail_problems(reference, ladder, draws, rest)
+    missed, apart = _missed_part(ladder, draws.unconstrained[:, rest])
     estimate = replace(
         z,
         method="generalised_stepping_stone",

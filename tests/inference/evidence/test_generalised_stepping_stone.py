@@ -166,5 +166,5 @@ def test_what_cannot_be_fitted_is_refused(linear):
         generalised_stepping_stone(exact.linear_regression(prior_sd=1.0).target(), draws_of(case, target, 0))
     with pytest.raises(SettingsError, match="num_temperatures"):
         generalised_stepping_stone(target, draws_of(case, target, 0), num_temperatures=1)
-    with pytest.raises(SettingsError, match=r"ladder\.posterior"):
+    with pytest.raises(DrawsError, match=r"ladder\.posterior"):
         generalised_stepping_stone(target, Ladder(torch.ones(1), draws_of(case, target, 0)))

@@ -13,7 +13,16 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.logdensity.target import Target, require_target
 
-__all__ = ["LOST_CHAINS", "MIN_DRAWS", "NO_PRIOR_DRAWS", "belongs", "finite_chains", "is_same", "require_own"]
+__all__ = [
+    "LOST_CHAINS",
+    "MIN_DRAWS",
+    "NO_PRIOR_DRAWS",
+    "belongs",
+    "finite_chains",
+    "is_same",
+    "require_own",
+    "usable_draws",
+]
 
 MIN_DRAWS = 8
 NO_PRIOR_DRAWS = (
@@ -28,7 +37,9 @@ def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
     """Raise DrawsError for draws that are too short, of another target or, if ``posterior``, tempered."""
     require_target(target)
     if not isinstance(draws, Draws):
-        raise DrawsError(f"draws must be Draws, such as bk.sample(target) returns, not a {type(draws).__name__}")
+        raise DrawsError(
+            f"draws must be Draws, such as bk.sample(target) returns or ladder.posterior, not a {type(draws).__name__}"
+        )
     if draws.num_draws < MIN_DRAWS:
         raise DrawsError(
             f"chains of {draws.num_draws} draws are too short to estimate their error; draw at least {MIN_DRAWS}"
@@ -73,6 +84,12 @@ def finite_chains(draws: Draws) -> Draws:
         sample_stats=stats,
         settings=draws.settings | {LOST_CHAINS: int((finite.any(1) & ~alive).sum())},
     )
+
+
+def usable_draws(draws: Draws, target: Target) -> Draws:
+    """Return the chains of finite density of posterior draws; DrawsError if there are none, or of another target."""
+    belongs(draws, target)
+    return finite_chains(draws)
 
 
 def is_same(value: float, recorded: float, dtype: torch.dtype) -> bool:

@@ -1,7 +1,8 @@
 """Diagnostics of a target and of posterior draws, by which every estimate is judged.
 
-An estimator returns its estimate by :func:`from_draws`; the decorator of estimators adds the warnings of the target's
-:class:`Diagnostics`. Searches are made once for each target and once for each set of draws.
+The decorator of estimators adds the warnings of the target's :class:`Diagnostics` to estimates from posterior draws,
+and to those that an estimator returns by :func:`from_draws`. Searches are made once for each target and once for each
+set of draws.
 """
 
 from __future__ import annotations
