@@ -24,7 +24,6 @@ from bayeskit.core.statistics import (
     r_hat,
     weight_effective_sample_size,
 )
-from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.decorator import estimator
@@ -34,13 +33,13 @@ from bayeskit.inference.evidence.judging.densities import with_rounding, without
 from bayeskit.inference.evidence.judging.diagnostics import from_draws
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.proposals import SplitStudentT
 from bayeskit.inference.samplers import Ladder, sample_ladder
 from bayeskit.logdensity.combinators import rebased
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "IntegrandCurve",
-    "SplitStudentT",
     "curve",
     "fit_reference",
     "generalised_stepping_stone",
@@ -649,88 +648,6 @@ def _estimate(
         "rounds": float(rounds),
     }
     return Evidence("thermodynamic_integration", value, error, spent, problems, diagnostics)
-
-
-# Independent reference distributions fitted to posterior draws.
-
-_DEGREES_OF_FREEDOM = 5.0
-_QUANTILES = (0.1, 0.9)
-_CANDIDATES = 33
-
-
-class SplitStudentT:
-    """Independent Student-t distributions with different scales on either side of the mode, all ``(d,)``."""
-
-    def __init__(self, location: Tensor, left: Tensor, right: Tensor, df: float = _DEGREES_OF_FREEDOM) -> None:
-        # Smooth enough for gradients, with tails heavier than those of normal or gamma distributions in unconstrained
-        # space; two scales fit the skewness of the logarithm of a positive coordinate.
-        self.location, self.left, self.right, self.df = location, left, right, df
-        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
-        # The halves are joined at the mode, so the mass of each side is proportional to its scale.
-        self._constant = (constant + math.log(2) - (left + right).log()).sum()
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """Location and scales."""
-        return [self.location, self.left, self.right]
-
-    @classmethod
-    def fit(cls, x: Tensor) -> SplitStudentT:
-        """Fit to draws ``(n, d)`` by split-normal maximum likelihood (John 1982); DrawsError if degenerate."""
-        n = len(x)
-        x = x.to(torch.float64)
-        still = ((x.amax(0) - x.amin(0)) <= 1e-12 * x.abs().amax(0)) if n >= 4 else torch.ones(x.shape[1]).bool()
-        if n < 4 or bool(still.any()) or not bool(x.isfinite().all()):
-            where = still.nonzero().flatten().tolist()
-            raise DrawsError(
-                f"no reference can be fitted to {n} draws whose coordinates {where} are constant or not finite; "
-                "check the chains and the model"
-            )
-        levels = torch.linspace(*_QUANTILES, _CANDIDATES, dtype=x.dtype, device=x.device)
-        modes = x.quantile(levels, 0)  # (candidates, d)
-        # For each mode the maximum likelihood scales have a closed form.
-        away = x - modes.unsqueeze(1)  # (candidates, n, d)
-        below = away.clamp(max=0).square().sum(1)
-        above = away.clamp(min=0).square().sum(1)
-        roots = below.pow(1 / 3) + above.pow(1 / 3)
-        best = roots.argmin(0, keepdim=True)
-        location, root, low, high = (v.gather(0, best)[0] for v in (modes, roots, below, above))
-        # A t with the variance of the normal has the smaller scale.
-        shrink = math.sqrt((_DEGREES_OF_FREEDOM - 2) / _DEGREES_OF_FREEDOM)
-        left, right = ((root * side.pow(2 / 3) / n).sqrt() * shrink for side in (low, high))
-        return cls(location, left, right)
-
-    def to(self, like: Tensor) -> SplitStudentT:
-        """Return the distribution in the precision and on the device of ``like``."""
-        return SplitStudentT(self.location.to(like), self.left.to(like), self.right.to(like), self.df)
-
-    def log_prob(self, u: Tensor) -> Tensor:
-        """Return the log density, ``(*batch, d) -> (*batch)``."""
-        z, _ = self._standardised(u)
-        return self._constant - (self.df + 1) / 2 * torch.log1p(z.square() / self.df).sum(-1)
-
-    def gradient(self, u: Tensor) -> Tensor:
-        """Return the gradient of the log density, ``(*batch, d) -> (*batch, d)``."""
-        z, scale = self._standardised(u)
-        return -(self.df + 1) * z / ((self.df + z.square()) * scale)
-
-    def _standardised(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        away = u - self.location
-        scale = torch.where(away < 0, self.left, self.right)
-        return away / scale, scale
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw independent points, ``(n, d)``."""
-        shape = (num_draws, len(self.location))
-        dtype = torch.float64
-        device = generator.device
-        normal = torch.randn(shape, generator=generator, dtype=dtype, device=device)
-        concentration = torch.full(shape, self.df / 2, dtype=dtype, device=device)
-        chi_squared = 2 * standard_gamma(concentration, generator=generator)
-        size = (normal.abs() * (self.df / chi_squared).sqrt()).to(self.location)
-        uniform = torch.rand(shape, generator=generator, dtype=dtype, device=device).to(self.location)
-        down = uniform < self.left / (self.left + self.right)
-        return self.location + torch.where(down, -size * self.left, size * self.right)
 
 
 # Generalised stepping stone: the ladder starts from a reference distribution fitted to posterior draws.

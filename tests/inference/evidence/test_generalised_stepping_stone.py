@@ -10,7 +10,8 @@ from bayeskit import exact
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError, SettingsError
-from bayeskit.inference.evidence.ladder import SplitStudentT, fit_reference, generalised_stepping_stone
+from bayeskit.inference.evidence.ladder import fit_reference, generalised_stepping_stone
+from bayeskit.inference.proposals import SplitStudentT
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.combinators import rebased
 
