@@ -17,9 +17,9 @@ from bayeskit.inference.evidence.flows import (
     fit_flow,
     flow_importance_sampling,
     learned_harmonic_mean,
-    shape_that_matters,
 )
 from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence.judging.weights import shape_that_matters
 
 F64 = torch.float64
 ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)

@@ -197,7 +197,7 @@ def test_constants_are_warned_of_once_a_call_and_from_where_it_is():
     assert "the prior integrates to 6." in heard[0][0][0] and heard[0][0][1] == __file__
 
 
-def test_a_target_is_judged_once(monkeypatch):
+def test_a_target_is_checked_once(monkeypatch):
     from bayeskit.inference.evidence.judging import diagnostics
 
     asked = []
