@@ -1,6 +1,7 @@
 from bayeskit import errors as errors
 from bayeskit import exact as exact
 from bayeskit import ode as ode
+from bayeskit.compiler import scan as scan
 from bayeskit.draws import Draws as Draws
 from bayeskit.draws import prior_predictive as prior_predictive
 from bayeskit.inference import evidence as evidence
@@ -15,7 +16,6 @@ from bayeskit.inference.samplers import NUTS as NUTS
 from bayeskit.inference.samplers import sample as sample
 from bayeskit.inference.training import Fit as Fit
 from bayeskit.inference.training import fit as fit
-from bayeskit.compiler import scan as scan
 from bayeskit.logdensity.target import Target as Target
 from bayeskit.workflows.bayes_factors import compare_models as compare_models
 from bayeskit.workflows.simulation_based_calibration import SBCResult as SBCResult

@@ -278,12 +278,13 @@ ELSEWHERE = {
     "settings, results and parts of the estimators, each of which is rehearsed on shared runs": """
         inference.evidence.budget: Budget LadderBudget NestedSamplingBudget PosteriorBudget SMCBudget
         inference.evidence.calibration: Calibration Problem calibrate
-        inference.evidence.comparison: EvidenceComparison Verdict compare judge
+        inference.evidence.comparison: EvidenceComparison compare
         inference.evidence.conditionals: ConjugateBlock
-        inference.evidence.constants: ConstantsReport check_constants
-        inference.evidence.diagnostics: Diagnostics from_draws
+        inference.evidence.decorator: estimator
         inference.evidence.flows: FittedFlow fit_flow
-        inference.evidence.judgement: estimator
+        inference.evidence.judging.constants: ConstantsReport check_constants
+        inference.evidence.judging.diagnostics: Diagnostics from_draws
+        inference.evidence.judging.verdict: Verdict
         inference.evidence.methods: Method Part select
         inference.evidence.modes: Mode find_mode
         inference.evidence.prequential_evidence: PrequentialEvidence

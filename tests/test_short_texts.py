@@ -11,9 +11,9 @@ import torch
 
 import bayeskit
 from bayeskit import Draws
-from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore, judge
+from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore, Verdict
 from bayeskit.inference.evidence.calibration import Calibration
-from bayeskit.inference.evidence.constants import ConstantsReport
+from bayeskit.inference.evidence.judging.constants import ConstantsReport
 from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence
 from bayeskit.models.phylogenetics import all_topologies
 from bayeskit.workflows import ModelComparison
@@ -44,7 +44,7 @@ def results():
         "prequential: log evidence -3.00 +- 0.10": PrequentialEvidence("prequential", -3.0, 0.1, 10),
         "pointwise_predictive_density: predictive score -71.300 +- 0.020": SCORE,
         "log evidence -94.0830000 +- 3.1e-06 by bridge_sampling; 1 of 3": comparison,
-        "log evidence -94.0830000 +- 3.1e-06 by bridge_sampling; 1 of 2": judge([GOOD, BAD]),
+        "log evidence -94.0830000 +- 3.1e-06 by bridge_sampling; 1 of 2": Verdict.of([GOOD, BAD]),
         "other: log evidence -2.00 +- 0.30, log Bayes factor 0, probability 1.0": models,
         "tree 1: log evidence 0.00 +- 0.10": TopologyComparison(topologies, ModelComparison(trees)),
         "Draws(2 chains x 5 draws, dim 1)": Draws(torch.zeros(2, 5, 1), ZEROS, ZEROS, torch.ones(2)),

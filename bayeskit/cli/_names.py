@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Collection
+from pathlib import Path
 
 from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import SettingsError
 
-#: Evidence methods, so that a misspelt name is refused without torch.
-METHOD_NAMES = (
-    "laplace",
-    "maximum_likelihood",
-    "maximum_posterior",
-    "gamma_laplus",
-    "beta_prime_laplus",
-    "lognormal_laplus",
-    "evidence_lower_bound",
-    "naive_monte_carlo",
-    "laplace_importance_sampling",
-    "gamma_laplus_importance_sampling",
-    "variational_importance_sampling",
-    "bridge_sampling",
-    "warp_bridge_sampling",
-    "flow_importance_sampling",
-    "learned_harmonic_mean",
-    "corrected_arithmetic_mean",
-    "generalised_stepping_stone",
-    "harmonic_mean",
-    "stabilised_harmonic_mean",
-    "path_sampling",
-    "modified_path_sampling",
-    "stepping_stone",
-    "thermodynamic_integration",
-    "nested_sampling",
-    "smc",
-    "adaptive_smc",
-    "prequential",
-    "chib",
-    "conditional_predictive_ordinates",
-    "pointwise_predictive_density",
-)
+
+def evidence_methods() -> set[str]:
+    """Return the estimators in the package's source, so that a misspelt name is refused without torch."""
+    files = (Path(__file__).parents[1] / "inference" / "evidence").glob("*.py")
+    functions = [
+        node for file in files for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef)
+    ]
+    return {f.name for f in functions if any(ast.unparse(mark).startswith("estimator(") for mark in f.decorator_list)}
 
 
 def checked_methods(text: str) -> str | list[str]:
@@ -48,9 +25,11 @@ def checked_methods(text: str) -> str | list[str]:
     chosen = _names(text)
     if not chosen:
         raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
+    if chosen == "all":
+        return chosen
     # Where the command line is called from Python, other packages may have registered methods.
     loaded = sys.modules.get("bayeskit.inference.evidence")
-    return _all_known("evidence method", chosen, METHOD_NAMES if loaded is None else loaded.METHODS)
+    return _all_known("evidence method", chosen, evidence_methods() if loaded is None else loaded.METHODS)
 
 
 def checked_cases(text: str) -> str | list[str]:

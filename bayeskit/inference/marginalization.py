@@ -115,6 +115,11 @@ class MarginalTarget(Target):
         """Why the approximation cannot be trusted; estimates of the evidence repeat it."""
         return self.density.problems
 
+    @property
+    def needs_correction(self) -> bool:
+        """Whether estimates of the evidence are corrected by :meth:`correction`."""
+        return self.correct and not self.is_exact
+
     def log_prior(self, u: Tensor) -> Tensor:
         """Return the log prior density of the remaining sites, ``(*batch, p) -> (*batch)``, without an integral."""
         u = self._checked(u)
@@ -179,7 +184,7 @@ class MarginalTarget(Target):
         self._check_draws(draws)
         rows = draws.unconstrained.to(self.device, self.dtype).reshape(-1, self.dim)
         shape, generator = draws.unconstrained.shape[:2], new_generator(seed, stream="latent sites")
-        if self.correct and not self.is_exact:
+        if self.needs_correction:
             found = self.density.corrected(
                 rows, whole_number("num_inner", num_inner, 2), generator, progress=progress, with_draws=True
             )

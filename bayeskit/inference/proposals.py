@@ -11,11 +11,14 @@ from torch import Tensor
 
 from bayeskit.core.randomness import student_points
 from bayeskit.core.torch_internals import standard_gamma
+from bayeskit.errors import DrawsError
 
-__all__ = ["IndependentStudentT", "Mixture", "StudentT", "student_log_constant", "student_log_prob"]
+__all__ = ["IndependentStudentT", "Mixture", "SplitStudentT", "StudentT", "student_log_constant", "student_log_prob"]
 
 #: Half degrees of freedom above which Stirling's series is exact in double precision.
 _LARGE = 1e3
+#: Degrees of freedom of a distribution with two scales, the quantiles between which its mode is, and its candidates.
+_DEGREES_OF_FREEDOM, _QUANTILES, _CANDIDATES = 5.0, (0.1, 0.9), 33
 
 
 def student_log_constant(degrees_of_freedom: float, dim: int) -> float:
@@ -111,6 +114,80 @@ class IndependentStudentT:
         return torch.linalg.solve_triangular(self.factor.double(), flat.T, upper=False).T.reshape(x.shape)
 
 
+class SplitStudentT:
+    """Independent Student-t distributions with different scales on either side of the mode, all ``(d,)``."""
+
+    def __init__(self, location: Tensor, left: Tensor, right: Tensor, df: float = _DEGREES_OF_FREEDOM) -> None:
+        # Smooth enough for gradients, with tails heavier than those of normal or gamma distributions in unconstrained
+        # space; two scales fit the skewness of the logarithm of a positive coordinate.
+        self.location, self.left, self.right, self.df = location, left, right, df
+        # The halves are joined at the mode, so the mass of each side is proportional to its scale.
+        self._constant = (student_log_constant(df, 1) + math.log(2) - (left + right).log()).sum()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Location and scales."""
+        return [self.location, self.left, self.right]
+
+    @classmethod
+    def fit(cls, x: Tensor) -> SplitStudentT:
+        """Fit to draws ``(n, d)`` by split-normal maximum likelihood (John 1982); DrawsError if degenerate."""
+        n = len(x)
+        x = x.to(torch.float64)
+        still = ((x.amax(0) - x.amin(0)) <= 1e-12 * x.abs().amax(0)) if n >= 4 else torch.ones(x.shape[1]).bool()
+        if n < 4 or bool(still.any()) or not bool(x.isfinite().all()):
+            where = still.nonzero().flatten().tolist()
+            raise DrawsError(
+                f"no reference can be fitted to {n} draws whose coordinates {where} are constant or not finite; "
+                "check the chains and the model"
+            )
+        levels = torch.linspace(*_QUANTILES, _CANDIDATES, dtype=x.dtype, device=x.device)
+        modes = x.quantile(levels, 0)  # (candidates, d)
+        # For each mode the maximum likelihood scales have a closed form.
+        away = x - modes.unsqueeze(1)  # (candidates, n, d)
+        below = away.clamp(max=0).square().sum(1)
+        above = away.clamp(min=0).square().sum(1)
+        roots = below.pow(1 / 3) + above.pow(1 / 3)
+        best = roots.argmin(0, keepdim=True)
+        location, root, low, high = (v.gather(0, best)[0] for v in (modes, roots, below, above))
+        # A t with the variance of the normal has the smaller scale.
+        shrink = math.sqrt((_DEGREES_OF_FREEDOM - 2) / _DEGREES_OF_FREEDOM)
+        left, right = ((root * side.pow(2 / 3) / n).sqrt() * shrink for side in (low, high))
+        return cls(location, left, right)
+
+    def to(self, like: Tensor) -> SplitStudentT:
+        """Return the distribution in the precision and on the device of ``like``."""
+        return SplitStudentT(self.location.to(like), self.left.to(like), self.right.to(like), self.df)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Return the log density, ``(*batch, d) -> (*batch)``."""
+        z, _ = self._standardised(u)
+        return self._constant - (self.df + 1) / 2 * torch.log1p(z.square() / self.df).sum(-1)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """Return the gradient of the log density, ``(*batch, d) -> (*batch, d)``."""
+        z, scale = self._standardised(u)
+        return -(self.df + 1) * z / ((self.df + z.square()) * scale)
+
+    def _standardised(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        away = u - self.location
+        scale = torch.where(away < 0, self.left, self.right)
+        return away / scale, scale
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw independent points, ``(n, d)``."""
+        shape = (num_draws, len(self.location))
+        dtype = torch.float64
+        device = generator.device
+        normal = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        concentration = torch.full(shape, self.df / 2, dtype=dtype, device=device)
+        chi_squared = 2 * standard_gamma(concentration, generator=generator)
+        size = (normal.abs() * (self.df / chi_squared).sqrt()).to(self.location)
+        uniform = torch.rand(shape, generator=generator, dtype=dtype, device=device).to(self.location)
+        down = uniform < self.left / (self.left + self.right)
+        return self.location + torch.where(down, -size * self.left, size * self.right)
+
+
 class Mixture:
     """Proposals, each with a share of the draws, of which the last may have heavier tails to defend against."""
 
@@ -124,6 +201,11 @@ class Mixture:
         below = (uniform.unsqueeze(-1) < ends[:-1]).sum(0).tolist()  # the last part first
         counts = [last - first for first, last in zip([0, *below], [*below, num_draws], strict=True)][::-1]
         pairs = zip(self.parts, counts, strict=True)
+        return torch.cat([part.sample(count, generator) for part, count in pairs if count])
+
+    def stratified(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw a rounded number of points from each part, ``(num_draws, d)``."""
+        pairs = zip(self.parts, self.counts(num_draws), strict=True)
         return torch.cat([part.sample(count, generator) for part, count in pairs if count])
 
     def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -904,6 +904,20 @@ class Target:
         return change, {site.name: rounded[..., i] for i, site in enumerate(self.sites)}
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the density cannot be trusted, each with its remedy; estimates of the evidence repeat them."""
+        return ()
+
+    @property
+    def needs_correction(self) -> bool:
+        """Whether the density approximates another, and estimates of the evidence are corrected for it."""
+        return False
+
+    def correction(self, draws: Any, *, seed: int | torch.Generator = 0, progress: bool = True) -> Any:
+        """Return what the density misses of the log evidence, from draws of it; None where it is no approximation."""
+        return None
+
+    @property
     def names(self) -> tuple[str, ...]:
         """A readable name for each unconstrained coordinate, such as ``theta[2]``."""
         return names_of(self.sites)

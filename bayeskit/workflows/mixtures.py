@@ -11,20 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import derived_seed, new_generator
 from bayeskit.core.statistics import effective_sample_size, mean_error
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import Evidence, bridge_sampling, smc
-from bayeskit.inference.evidence.checks import (
-    MIN_DRAWS,
-    MIN_EFFECTIVE,
-    belongs,
-    finite_chains,
-    posterior_problems,
-    with_rounding,
-)
+from bayeskit.inference.evidence.judging.belonging import MIN_DRAWS, usable_draws
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding
 from bayeskit.inference.ratio import LEAST_OVERLAP, bidirectional_ratio
 from bayeskit.inference.samplers import sample_smc
 from bayeskit.logdensity.target import Target
@@ -222,10 +218,10 @@ def symmetrised_bridge(
     True
     """
     target = labels.target
-    belongs(draws, target)
+    draws = usable_draws(draws, target)
     num_parts = whole_number("num_parts", num_parts, 1)
     count = None if num_proposals is None else whole_number("num_proposals", num_proposals, 1)
-    draws, chosen = _aligned_draws(finite_chains(draws), labels)
+    draws, chosen = _aligned_draws(draws, labels)
     half = draws.num_draws // 2
     if half < _MIN_HALF:
         raise DrawsError(f"chains of {draws.num_draws} draws are too few; give at least {2 * _MIN_HALF}")

@@ -86,7 +86,7 @@ def test_a_verdict_is_no_agreement_beside_more_mass_in_a_refused_row():
 
     def verdict(log_evidence, method="nested_sampling"):
         refused = evidence.Evidence(method, log_evidence, 0.1, 1, ("refused",))
-        return bk.inference.evidence.comparison.judge([*trusted, refused])
+        return evidence.Verdict.of([*trusted, refused])
 
     assert not verdict(-9.0).is_agreed
     assert verdict(-11.0).is_agreed  # it has found less

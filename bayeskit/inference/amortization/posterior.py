@@ -41,8 +41,9 @@ from bayeskit.inference.amortization.simulations import (
     Simulator,
     SizeStructure,
 )
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence.judging.weights import weight_problems
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import average
 from bayeskit.inference.proposals import student_log_prob

@@ -11,13 +11,14 @@ from bayeskit.inference.evidence.budget import (
 )
 from bayeskit.inference.evidence.calibration import Calibration, Problem, calibrate
 from bayeskit.inference.evidence.chibs_method import chib
-from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, compare, judge
+from bayeskit.inference.evidence.comparison import EvidenceComparison, compare
 from bayeskit.inference.evidence.conditionals import ConjugateBlock
-from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
-from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence.decorator import estimator
 from bayeskit.inference.evidence.empirical_bayes import LocalMaximum, MaximizedEvidence, maximize
 from bayeskit.inference.evidence.flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.judging.constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence.judging.verdict import Verdict
 from bayeskit.inference.evidence.ladder import (
     generalised_stepping_stone,
     modified_path_sampling,
@@ -100,7 +101,6 @@ __all__ = [
     "gamma_laplus_importance_sampling",
     "generalised_stepping_stone",
     "harmonic_mean",
-    "judge",
     "laplace",
     "laplace_importance_sampling",
     "learned_harmonic_mean",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import (
     effective_sample_size,
@@ -18,17 +19,9 @@ from bayeskit.core.statistics import (
 )
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.bridge import halved
-from bayeskit.inference.evidence.checks import (
-    MIN_EFFECTIVE,
-    missed_draws,
-    posterior_problems,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.flows import shape_that_matters
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.weights import missed_draws, shape_that_matters, weight_problems
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
@@ -104,9 +97,7 @@ def corrected_arithmetic_mean(
     above = (halves.log_density.to(torch.float64) - there)[inside]
     shape = shape_that_matters(log_weights.unsqueeze(0), above)
     effective = float(weight_effective_sample_size(log_weights))
-    problems, diagnostics = posterior_problems(halves.draws)
-    problems += nan_problems
-    problems += weight_problems(shape, effective)
+    problems = nan_problems + weight_problems(shape, effective)
     problems += missed_draws(
         # What lies outside the box is not the proposal's to cover.
         lambda u: torch.where(box.holds(u), box.log_prob(u), torch.inf),
@@ -121,15 +112,14 @@ def corrected_arithmetic_mean(
     # No draw in the box, no estimate; the warning above says so.
     log_share = math.log(share) if share > 0 else math.nan
     error = math.hypot(float(independent_log_mean_exp_error(log_weights.unsqueeze(0))), share_error)
-    z = Evidence(
+    return Evidence(
         "corrected_arithmetic_mean",
         float(log_mean_exp(log_weights.unsqueeze(0))) - log_share,
         with_rounding(error, halves.log_density),
         halves.draws.num_gradients + halves.num_evaluations + halves.num_proposals,
         tuple(problems),
-        diagnostics | {"pareto_shape": shape, "effective_proposals": effective, "share_inside": share},
+        {"pareto_shape": shape, "effective_proposals": effective, "share_inside": share},
     )
-    return from_draws(z, draws)
 
 
 class _Box(NamedTuple):

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.core.torch_internals import normal_of_factor
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.densities import with_rounding
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian
@@ -142,14 +142,13 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     y = proposal.loc + noise @ proposal.scale_tril.T
     posterior_ratio = halves.log_density - proposal.log_prob(x)
     proposal_ratio = target.log_density(y) - proposal.log_prob(y)
-    z = _bridged("bridge_sampling", halves, posterior_ratio, proposal_ratio, halves.num_proposals)
-    return from_draws(z, draws)
+    return _bridged("bridge_sampling", halves, posterior_ratio, proposal_ratio, halves.num_proposals)
 
 
 class Halves(NamedTuple):
     """Posterior draws, with a normal fit to the first half of each chain and the second half for the estimate."""
 
-    draws: Draws  # both halves of the chains whose density is finite throughout
+    draws: Draws  # both halves
     fitted: MultivariateNormal  # to the first half
     unconstrained: Tensor  # (chains, draws, d), second half
     log_density: Tensor  # (chains, draws), second half
@@ -158,11 +157,9 @@ class Halves(NamedTuple):
 
 
 def halved(target: Target, draws: Draws, num_proposals: int | None) -> Halves:
-    """Fit a normal to the first half of each chain; DrawsError for too few, singular or another target's draws."""
-    belongs(draws, target)
+    """Fit a normal to the first half of each chain; DrawsError for too few or singular draws."""
     if num_proposals is not None:
         num_proposals = whole_number("num_proposals", num_proposals, least=2)
-    draws = finite_chains(draws)
     half = draws.num_draws // 2
     d = target.dim
     # In many dimensions the curvature replaces the sample covariance.
@@ -189,21 +186,19 @@ def _bridged(
     numerator, denominator = ratio.of_denominator, ratio.of_numerator.reshape(posterior_ratio.shape)
     variance = _relative_variance(numerator, numerator.numel())
     variance += _relative_variance(denominator, min(float(effective_sample_size(denominator)), denominator.numel()))
-
-    problems, diagnostics = posterior_problems(halves.draws)
+    problems = []
     overlap = float(numerator.sum().square() / numerator.square().sum())
     if not (overlap >= MIN_EFFECTIVE and float(ratio.overlap) >= LEAST_OVERLAP):
         problems.append(
             f"posterior and proposal hardly overlap ({overlap:.0f} effective proposals): use stepping stone"
         )
-    diagnostics |= {"effective_proposals": overlap}
     return Evidence(
         method,
         float(ratio.log_ratio),
         with_rounding(math.sqrt(variance), halves.log_density),
         halves.draws.num_gradients + halves.num_evaluations + num_evaluations,
         tuple(problems),
-        diagnostics,
+        {"effective_proposals": overlap},
     )
 
 
@@ -281,14 +276,13 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
     # The sign of a draw is irrelevant.
     posterior = _symmetrised(halves.log_density, _density(target, 2 * fitted.loc - x))
     proposal = _symmetrised(_density(target, y), _density(target, fitted.loc - step))
-    z = _bridged(
+    return _bridged(
         "warp_bridge_sampling",
         halves,
         posterior - fitted.log_prob(x),
         proposal - fitted.log_prob(y),
         2 * halves.num_proposals + halves.log_density.numel(),
     )
-    return from_draws(z, draws)
 
 
 def _density(target: Target, u: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MAX_R_HAT, MIN_EFFECTIVE
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import effective_sample_size, log_mean_exp, log_mean_exp_error, pareto_shape, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, InitializationError, SettingsError
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MAX_R_HAT, MIN_DRAWS, MIN_EFFECTIVE, with_rounding
 from bayeskit.inference.evidence.conditionals import (
     Blocks,
     ConjugateBlock,
@@ -25,8 +25,10 @@ from bayeskit.inference.evidence.conditionals import (
     check_conditionals,
     log_volume,
 )
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import MIN_DRAWS
+from bayeskit.inference.evidence.judging.densities import with_rounding
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
 from bayeskit.inference.evidence.methods import Parts
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.starts import prior_positions

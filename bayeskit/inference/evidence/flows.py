@@ -21,7 +21,6 @@ from bayeskit.core.statistics import (
     log_mean_exp,
     log_mean_exp_error,
     mean_error,
-    pareto_shape,
     r_hat,
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
@@ -29,17 +28,10 @@ from bayeskit.core.statistics import (
 from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.checks import (
-    belongs,
-    finite_chains,
-    missed_draws,
-    posterior_problems,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import usable_draws
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.weights import missed_draws, shape_that_matters, weight_problems
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.proposals import StudentT, student_log_prob
@@ -51,7 +43,6 @@ __all__ = [
     "fit_flow",
     "flow_importance_sampling",
     "learned_harmonic_mean",
-    "shape_that_matters",
     "to_noise",
 ]
 
@@ -67,7 +58,6 @@ _BATCH, _STEPS_PER_CHECK, _PATIENCE = 256, 20, 2
 _LEARNING_RATES = (1e-2, 2e-3)
 _MAX_GRADIENT, _MAX_RESIDUAL = 5.0, 3.0
 _NEARLY_EQUAL = 0.04  # squared coefficient of variation of weights below which no flow is fitted
-_BOUNDED = 10.0  # if all weights are below so many times their mean, the Pareto shape is irrelevant
 _WORTHWHILE = 0.01  # relative decrease of the mean square weight that is worth further steps
 _MIN_GAIN_IN_ERRORS = 2.0
 _TAIL_SHARE, _DEGREES_OF_FREEDOM = 0.3, 5.0
@@ -215,9 +205,8 @@ def fit_flow(target: Target, draws: Draws, *, seed: int = 0, max_steps: int = 30
     >>> fit_flow(draws.target, draws).is_normal  # as the posterior is
     True
     """
-    belongs(draws, target)
+    draws = usable_draws(draws, target)
     max_steps = whole_number("max_steps", max_steps, least=0)
-    draws = finite_chains(draws)
     first, _ = _halves(draws, target.dim)
     # Copies, because autograd cannot use tensors made in inference mode.
     with torch.inference_mode(False):
@@ -266,16 +255,6 @@ def _check_flow(flow: FittedFlow, target: Target) -> FittedFlow:
             f"the flow has dimension {flow.dim}, the target {target.dim}; fit a flow to draws of the target"
         )
     return flow
-
-
-def shape_that_matters(log_weights: Tensor, others: Tensor) -> float:
-    """Return the Pareto shape of weights, at most zero if neither they nor ``others`` include a large weight."""
-    # A few weights that differ from all others can look like a heavy tail although no weight can dominate; ``others``
-    # detect large weights sooner.
-    mean = float(log_mean_exp(log_weights.reshape(1, -1)))
-    largest = max(float(log_weights.max()), float(others.max()) if others.numel() else -math.inf)
-    shape = pareto_shape(log_weights)
-    return min(shape, 0.0) if largest - mean < math.log(_BOUNDED) else shape
 
 
 def to_noise(transform: nn.Module | None, white: Tensor) -> tuple[Tensor, Tensor]:
@@ -443,7 +422,7 @@ _NUM_FITTED = 3
 _MIN_PART = 10
 
 
-@estimator(Part.POSTERIOR, Part.FLOW)
+@estimator(Part.POSTERIOR, Part.FLOW, mixing=False)
 def flow_importance_sampling(
     target: Target, draws: Draws, *, flow: FittedFlow | None = None, num_draws: int = 10_000, seed: int = 0
 ) -> Evidence:
@@ -495,9 +474,7 @@ def flow_importance_sampling(
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.standard_error < 0.02
     (True, True)
     """
-    belongs(draws, target)
     num_draws = whole_number("num_draws", num_draws, least=2)
-    draws = finite_chains(draws)
     _halves(draws, target.dim)
     flow = fit_flow(target, draws, seed=seed) if flow is None else _check_flow(flow, target)
     proposal = _Defensive(flow, target)
@@ -520,7 +497,7 @@ def flow_importance_sampling(
     problems += stillness_problems(draws.unconstrained, target.names)
     problems += weight_problems(shape, effective)
     problems += missed_draws(lambda _: there, draws, largest)
-    z = Evidence(
+    return Evidence(
         "flow_importance_sampling",
         total,
         with_rounding(_error(log_weights[0], counts, total), log_density),
@@ -535,7 +512,6 @@ def flow_importance_sampling(
             "nan_from_prior": nan_from_prior,
         },
     )
-    return from_draws(z, draws)
 
 
 def _error(log_weights: Tensor, counts: list[int], log_mean: float) -> float:
@@ -642,10 +618,8 @@ def learned_harmonic_mean(
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.standard_error < 0.04
     (True, True)
     """
-    belongs(draws, target)
     if temperature is not None:
         temperature = real_number("temperature", temperature, "(0, 1]")
-    draws = finite_chains(draws)
     _, second = _halves(draws, target.dim)
     flow = fit_flow(target, draws, seed=seed) if flow is None else _check_flow(flow, target)
     log_density = (draws.log_prior + draws.log_likelihood)[:, -second.shape[1] :]
@@ -655,28 +629,23 @@ def learned_harmonic_mean(
     relative = (log_ratios - log_mean_exp(log_ratios)).exp()
     independent = min(1.0, float(effective_sample_size(relative)) / relative.numel())
     effective = float(weight_effective_sample_size(log_ratios.flatten())) * independent
-
-    problems, diagnostics = posterior_problems(draws)
-    problems += nan_problems
     shape = shape_that_matters(log_ratios, check.log_ratios(narrow))
-    problems += weight_problems(shape, effective)
+    problems = nan_problems + weight_problems(shape, effective)
     outside = check.share_above(narrow, float(log_ratios.max()))
     if not outside <= _MAX_OUTSIDE:  # NaN if no draw was inside
         problems.append(
             f"{100 * outside:.0f} % of the flow lies where the posterior has no draws, so the estimate is too high: "
             "lower the temperature or use more draws"
         )
-    z = Evidence(
+    return Evidence(
         "learned_harmonic_mean",
         -float(log_mean_exp(log_ratios)),
         with_rounding(float(log_mean_exp_error(log_ratios)), log_density),
         draws.num_gradients + CHECK_DRAWS,
         tuple(problems),
-        diagnostics
-        | {"pareto_shape": shape, "effective_ratios": effective, "outside": outside, "flow_gain": flow.gain}
+        {"pareto_shape": shape, "effective_ratios": effective, "outside": outside, "flow_gain": flow.gain}
         | {"temperature": narrow.temperature, "share": narrow.share},
     )
-    return from_draws(z, draws)
 
 
 class _Narrow(NamedTuple):

@@ -12,42 +12,34 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MAX_R_HAT, MIN_EFFECTIVE
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import (
     effective_sample_size,
     log_mean_exp,
     log_mean_exp_error,
+    mean_error,
     pareto_shape,
     r_hat,
     weight_effective_sample_size,
 )
-from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.checks import (
-    MAX_PARETO_SHAPE,
-    MAX_R_HAT,
-    MIN_EFFECTIVE,
-    belongs,
-    finite_chains,
-    ladder_error,
-    ladder_problems,
-    posterior_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs
+from bayeskit.inference.evidence.judging.chains import ladder_problems, posterior_problems
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.proposals import SplitStudentT
 from bayeskit.inference.samplers import Ladder, sample_ladder
 from bayeskit.logdensity.combinators import rebased
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "IntegrandCurve",
-    "SplitStudentT",
     "curve",
     "fit_reference",
     "generalised_stepping_stone",
@@ -118,7 +110,7 @@ class IntegrandCurve(NamedTuple):
             slope[1:] -= self.width.square() / 12
         # One series per temperature combines the errors of mean and variance, including their correlation.
         influence = weight[:, None, None] * self.centred + slope[:, None, None] * self.centred.square()
-        error = ladder_error(torch.cat([self.start_terms, influence]), ladder)
+        error = _ladder_error(torch.cat([self.start_terms, influence]), ladder)
         return _with_rounding_of_sum(error, self.scale, len(ladder.beta))
 
     def coarse_gap(self) -> float:
@@ -184,6 +176,14 @@ def _check_ladder(ladder: Ladder, target: Target) -> None:
             "sample_ladder(target)"
         )
     belongs(ladder.draws, target, posterior=False)
+
+
+def _ladder_error(influence: Tensor, ladder: Ladder) -> float:
+    """Return the standard error of a sum of one mean per temperature, from influences ``(T, chains, draws)``."""
+    # Temperatures with exchanges are correlated, so terms are added before their error is estimated.
+    if ladder.exchange is not None:
+        return float(mean_error(influence.sum(0)))
+    return float(mean_error(influence).square().sum().sqrt())
 
 
 def _with_rounding_of_sum(standard_error: float, log_values: Tensor, count: int) -> float:
@@ -437,7 +437,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     steps = ladder.beta.diff()[:, None, None] * log_likelihood[:-1]
     ratios = log_mean_exp(steps)
     # Delta method: the error of a logarithm is the relative error.
-    error = ladder_error((steps - ratios[:, None, None]).exp(), ladder)
+    error = _ladder_error((steps - ratios[:, None, None]).exp(), ladder)
 
     problems, diagnostics = _problems(ladder, target)
     problems += nan_problems
@@ -650,88 +650,6 @@ def _estimate(
     return Evidence("thermodynamic_integration", value, error, spent, problems, diagnostics)
 
 
-# Independent reference distributions fitted to posterior draws.
-
-_DEGREES_OF_FREEDOM = 5.0
-_QUANTILES = (0.1, 0.9)
-_CANDIDATES = 33
-
-
-class SplitStudentT:
-    """Independent Student-t distributions with different scales on either side of the mode, all ``(d,)``."""
-
-    def __init__(self, location: Tensor, left: Tensor, right: Tensor, df: float = _DEGREES_OF_FREEDOM) -> None:
-        # Smooth enough for gradients, with tails heavier than those of normal or gamma distributions in unconstrained
-        # space; two scales fit the skewness of the logarithm of a positive coordinate.
-        self.location, self.left, self.right, self.df = location, left, right, df
-        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
-        # The halves are joined at the mode, so the mass of each side is proportional to its scale.
-        self._constant = (constant + math.log(2) - (left + right).log()).sum()
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """Location and scales."""
-        return [self.location, self.left, self.right]
-
-    @classmethod
-    def fit(cls, x: Tensor) -> SplitStudentT:
-        """Fit to draws ``(n, d)`` by split-normal maximum likelihood (John 1982); DrawsError if degenerate."""
-        n = len(x)
-        x = x.to(torch.float64)
-        still = ((x.amax(0) - x.amin(0)) <= 1e-12 * x.abs().amax(0)) if n >= 4 else torch.ones(x.shape[1]).bool()
-        if n < 4 or bool(still.any()) or not bool(x.isfinite().all()):
-            where = still.nonzero().flatten().tolist()
-            raise DrawsError(
-                f"no reference can be fitted to {n} draws whose coordinates {where} are constant or not finite; "
-                "check the chains and the model"
-            )
-        levels = torch.linspace(*_QUANTILES, _CANDIDATES, dtype=x.dtype, device=x.device)
-        modes = x.quantile(levels, 0)  # (candidates, d)
-        # For each mode the maximum likelihood scales have a closed form.
-        away = x - modes.unsqueeze(1)  # (candidates, n, d)
-        below = away.clamp(max=0).square().sum(1)
-        above = away.clamp(min=0).square().sum(1)
-        roots = below.pow(1 / 3) + above.pow(1 / 3)
-        best = roots.argmin(0, keepdim=True)
-        location, root, low, high = (v.gather(0, best)[0] for v in (modes, roots, below, above))
-        # A t with the variance of the normal has the smaller scale.
-        shrink = math.sqrt((_DEGREES_OF_FREEDOM - 2) / _DEGREES_OF_FREEDOM)
-        left, right = ((root * side.pow(2 / 3) / n).sqrt() * shrink for side in (low, high))
-        return cls(location, left, right)
-
-    def to(self, like: Tensor) -> SplitStudentT:
-        """Return the distribution in the precision and on the device of ``like``."""
-        return SplitStudentT(self.location.to(like), self.left.to(like), self.right.to(like), self.df)
-
-    def log_prob(self, u: Tensor) -> Tensor:
-        """Return the log density, ``(*batch, d) -> (*batch)``."""
-        z, _ = self._standardised(u)
-        return self._constant - (self.df + 1) / 2 * torch.log1p(z.square() / self.df).sum(-1)
-
-    def gradient(self, u: Tensor) -> Tensor:
-        """Return the gradient of the log density, ``(*batch, d) -> (*batch, d)``."""
-        z, scale = self._standardised(u)
-        return -(self.df + 1) * z / ((self.df + z.square()) * scale)
-
-    def _standardised(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        away = u - self.location
-        scale = torch.where(away < 0, self.left, self.right)
-        return away / scale, scale
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw independent points, ``(n, d)``."""
-        shape = (num_draws, len(self.location))
-        dtype = torch.float64
-        device = generator.device
-        normal = torch.randn(shape, generator=generator, dtype=dtype, device=device)
-        concentration = torch.full(shape, self.df / 2, dtype=dtype, device=device)
-        chi_squared = 2 * standard_gamma(concentration, generator=generator)
-        size = (normal.abs() * (self.df / chi_squared).sqrt()).to(self.location)
-        uniform = torch.rand(shape, generator=generator, dtype=dtype, device=device).to(self.location)
-        down = uniform < self.left / (self.left + self.right)
-        return self.location + torch.where(down, -size * self.left, size * self.right)
-
-
 # Generalised stepping stone: the ladder starts from a reference distribution fitted to posterior draws.
 
 
@@ -750,7 +668,7 @@ def _from_reference(target: Target, parts: Parts, seed: int) -> Evidence:
     )
 
 
-@estimator(Part.POSTERIOR, by=_from_reference)
+@estimator(Part.POSTERIOR, mixing=False, by=_from_reference)
 def generalised_stepping_stone(
     target: Target,
     draws: Draws,
@@ -797,7 +715,7 @@ def generalised_stepping_stone(
     DrawsError
         If the draws come from another target or are too few to fit the reference.
     SettingsError
-        If a setting lies outside its domain, or ``draws`` is not a :class:`Draws`.
+        If a setting lies outside its domain.
 
     References
     ----------
@@ -816,15 +734,8 @@ def generalised_stepping_stone(
     """
     num_temperatures = whole_number("num_temperatures", num_temperatures, 2)
     num_samples = whole_number("num_samples", num_samples, 8)
-    if not isinstance(draws, Draws):
-        raise SettingsError(
-            f"draws must be Draws from the posterior, not {type(draws).__name__}; make them by "
-            "bayeskit.sample(target), or take ladder.posterior"
-        )
-    belongs(draws, target)
-    alive = finite_chains(draws)
-    reference, rest = fit_reference(alive)
-    path = rebased(target, reference.to(alive.unconstrained))
+    reference, rest = fit_reference(draws)
+    path = rebased(target, reference.to(draws.unconstrained))
     ladder = sample_ladder(
         path,
         num_temperatures,
@@ -837,10 +748,10 @@ def generalised_stepping_stone(
         progress=progress,
     )
     z = stepping_stone(path, ladder)
-    problems, facts = posterior_problems(alive)
+    problems, facts = posterior_problems(draws)
     chains = [f"posterior draws: {problem}" for problem in problems]
-    tails, shapes = _tail_problems(reference, ladder, alive, rest)
-    missed, apart = _missed_part(ladder, alive.unconstrained[:, rest])
+    tails, shapes = _tail_problems(reference, ladder, draws, rest)
+    missed, apart = _missed_part(ladder, draws.unconstrained[:, rest])
     estimate = replace(
         z,
         method="generalised_stepping_stone",

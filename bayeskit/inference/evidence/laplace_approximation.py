@@ -20,25 +20,19 @@ from bayeskit.core.statistics import (
 )
 from bayeskit.draws import Draws
 from bayeskit.errors import ModelError, SettingsError
-from bayeskit.inference.evidence.checks import (
-    MIN_MISSED_SHARE,
-    missed_draws,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.judgement import estimator
-from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
-from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import (
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence.judging.missed_mass import (
     NUM_MOVED,
     exceeds_error,
     missed_mass,
     moved_draws,
     same_likelihood,
     share_beyond,
-    without_infinity,
 )
+from bayeskit.inference.evidence.judging.weights import MIN_MISSED_SHARE, missed_draws, weight_problems
+from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.modes import (
     Mode,
     find_mode,

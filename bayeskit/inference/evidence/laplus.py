@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, LogNormal
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -21,18 +22,21 @@ from bayeskit.core.statistics import (
 )
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, require_own, weight_problems, with_rounding
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import require_own
+from bayeskit.inference.evidence.judging.densities import with_rounding
+from bayeskit.inference.evidence.judging.missed_mass import missed_mass
+from bayeskit.inference.evidence.judging.weights import weight_problems
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import missed_mass
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.proposals import student_log_constant
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "BetaPrime",
+    "DefensiveGamma",
     "F",
-    "MixtureProposal",
     "Modes",
     "PositiveDensity",
     "PositiveMode",
@@ -643,8 +647,8 @@ _POINTS, _REACH = 41, 50.0
 _MARGIN = 0.1
 
 
-class MixtureProposal:
-    """A mixture of products, over ``d`` coordinates, of a gamma and a log-Student-t distribution."""
+class DefensiveGamma:
+    """Independent gamma distributions of ``d`` coordinates, of which a share comes from log-Student-t distributions."""
 
     def __init__(self, gamma: Gamma, tail_share: float) -> None:
         # A gamma density decays faster than any power of the coordinate, unlike most posteriors of scales and
@@ -679,9 +683,8 @@ class MixtureProposal:
         if len(self.parts) == 1:
             return narrow.sum(-1)
         u = x.log()
-        constant = math.lgamma((_DF + 1) / 2) - math.lgamma(_DF / 2) - 0.5 * math.log(_DF * math.pi)
         kernel = ((u - self.centre) / self.scale).square().div(_DF).log1p()
-        wide = constant - (_DF + 1) / 2 * kernel - self.scale.log() - u
+        wide = student_log_constant(_DF, 1) - (_DF + 1) / 2 * kernel - self.scale.log() - u
         few, many = (
             math.log(weight) + torch.logaddexp(narrow + math.log1p(-share), wide + math.log(share)).sum(-1)
             for weight, share in self.parts
@@ -689,7 +692,7 @@ class MixtureProposal:
         return torch.logaddexp(few, many)
 
 
-def beyond_reach(density: PositiveDensity, proposal: MixtureProposal, largest: float) -> tuple[float, int]:
+def beyond_reach(density: PositiveDensity, proposal: DefensiveGamma, largest: float) -> tuple[float, int]:
     """Return the largest ratio, over coordinates, of squared weights above ``largest`` to others, and evaluations."""
     d = len(proposal.centre)
     t = torch.linspace(-1.0, 1.0, _POINTS, dtype=torch.float64, device=proposal.centre.device) * math.asinh(_REACH)
@@ -784,7 +787,7 @@ def gamma_laplus_importance_sampling(
     count = mode.num_evaluations + looked + fit.num_evaluations
     if fit.problems:
         return Evidence("gamma_laplus_importance_sampling", math.nan, math.nan, count, (*mode.problems, *fit.problems))
-    proposal = MixtureProposal(fit.distribution, tail_share)
+    proposal = DefensiveGamma(fit.distribution, tail_share)
     generator = new_generator(seed, target.device, stream="gamma Laplus importance sampling")
     # A draw that rounds to zero has no logarithm; the smallest positive number replaces it.
     x = _within(proposal.sample(num_draws, generator), target.dtype)

@@ -20,19 +20,11 @@ from bayeskit.core.statistics import (
     weight_effective_sample_size,
 )
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.checks import (
-    belongs,
-    finite_chains,
-    largest_shape,
-    posterior_problems,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence.judging.missed_mass import missed_mass, same_likelihood
+from bayeskit.inference.evidence.judging.weights import largest_shape, weight_problems
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
 
@@ -58,8 +50,8 @@ class _Checked(NamedTuple):
 
 
 def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor, seed: int, stream: str) -> _Checked:
-    """Check chains, ``log_weights (chains, draws)``, and whether the draws reach likelihoods of prior draws."""
-    problems, diagnostics = posterior_problems(draws)
+    """Check ``log_weights (chains, draws)``, and whether the draws reach likelihoods of prior draws."""
+    problems = []
     shape = pareto_shape(log_weights)
     count = log_weights.numel()
     slowness = max(1.0, count / float(effective_sample_size(draws.log_likelihood)))
@@ -71,7 +63,7 @@ def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor,
             "fitting error): use bridge sampling"
         )
     problems += weight_problems(0.0, effective)
-    diagnostics |= {"pareto_shape": shape, "effective_weights": effective}
+    diagnostics = {"pareto_shape": shape, "effective_weights": effective}
     if not target.can_sample_prior:
         return _Checked(problems, diagnostics, None)
     prior, bad = without_nan(
@@ -187,19 +179,16 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     >>> harmonic_mean(target, draws).trusted
     False
     """
-    belongs(draws, target)
-    finite = finite_chains(draws)
-    log_weights = -finite.log_likelihood
-    checked = _check_likelihood_weights(target, finite, log_weights, seed, "harmonic mean")
-    z = Evidence(
+    log_weights = -draws.log_likelihood
+    checked = _check_likelihood_weights(target, draws, log_weights, seed, "harmonic mean")
+    return Evidence(
         "harmonic_mean",
         -float(log_mean_exp(log_weights)),
-        with_rounding(float(log_mean_exp_error(log_weights)), finite.log_likelihood),
-        finite.num_gradients + checked.num_evaluations,
+        with_rounding(float(log_mean_exp_error(log_weights)), draws.log_likelihood),
+        draws.num_gradients + checked.num_evaluations,
         tuple(checked.problems),
         checked.diagnostics,
     )
-    return from_draws(z, draws)
 
 
 # Harmonic mean with a small share of imaginary prior draws, included as a warning example.
@@ -260,14 +249,12 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
     False
     """
     delta = real_number("delta", delta, "(0, 1)")
-    belongs(draws, target)
-    finite = finite_chains(draws)
-    log_likelihood = finite.log_likelihood.to(torch.float64)
+    log_likelihood = draws.log_likelihood.to(torch.float64)
     log_z, converged = _fixed_point(log_likelihood, delta)
     balance, slope = _balance(log_likelihood - log_z, delta)
     slope_mean = float(slope.mean())
     log_weights = -_log_mixture(log_likelihood - log_z, delta)
-    checked = _check_likelihood_weights(target, finite, log_weights, seed, "stabilised harmonic mean")
+    checked = _check_likelihood_weights(target, draws, log_weights, seed, "stabilised harmonic mean")
     # If the iteration stops between distant likelihoods, none of them is close to the estimate.
     per_slope = 1 / slope_mean if slope_mean > 0 else math.inf
     problems, error = checked.problems, float(mean_error(balance)) * per_slope
@@ -291,15 +278,14 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
             # Above one nat the first-order value is only indicative: the shift itself has an upper limit.
             amount = f"by {shift:+.2g} +- {doubt:.1g} nats to first order" if abs(shift) < 1 else "by at least a nat"
             problems.append(f"its limit differs from the log evidence, {amount}: use bridge sampling")
-    z = Evidence(
+    return Evidence(
         "stabilised_harmonic_mean",
         log_z,
-        with_rounding(error, finite.log_likelihood),
-        finite.num_gradients + checked.num_evaluations,
+        with_rounding(error, draws.log_likelihood),
+        draws.num_gradients + checked.num_evaluations,
         tuple(problems),
         diagnostics,
     )
-    return from_draws(z, draws)
 
 
 def _log_mixture(log_ratio: Tensor, delta: float) -> Tensor:

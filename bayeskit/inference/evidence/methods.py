@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bayeskit.core.inputs import unknown_name
-from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.judging.belonging import NO_PRIOR_DRAWS
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:

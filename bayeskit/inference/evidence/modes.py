@@ -17,7 +17,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
-from bayeskit.inference.evidence.checks import is_same, require_own
+from bayeskit.inference.evidence.judging.belonging import is_same, require_own
 from bayeskit.inference.peaks import KnownModes, posterior, refine_maximum
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance

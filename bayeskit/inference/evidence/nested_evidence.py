@@ -8,11 +8,12 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, rounding_problems, with_rounding
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.densities import rounding_problems, with_rounding
+from bayeskit.inference.evidence.judging.missed_mass import same_likelihood, weighted_check
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import same_likelihood, weighted_check
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import KnownModes, check_peaks
 from bayeskit.inference.samplers.driver import obey

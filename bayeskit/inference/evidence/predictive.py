@@ -9,21 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.core.statistics import effective_sample_size, mean_error, num_largest, pareto_shape, shape_of_largest
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError
-from bayeskit.inference.evidence.checks import (
-    MAX_PARETO_SHAPE,
-    MIN_EFFECTIVE,
-    belongs,
-    finite_chains,
-    largest_shape,
-    posterior_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.judgement import estimator
-from bayeskit.inference.evidence.methods import Estimate, Part, Parts
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.weights import largest_shape
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import PredictiveScore
 from bayeskit.logdensity.observations import Observations
 from bayeskit.logdensity.target import Target
@@ -90,21 +83,15 @@ class _Terms:
             yield log_weights
 
 
-def _of_fewer_draws(method: str, sign: float) -> Estimate:
-    """Return the score of a comparison, from fewer draws where there are many observations, but not too few."""
-
-    def score(target: Target, parts: Parts, seed: int) -> PredictiveScore:
-        draws = parts.part(Part.POSTERIOR)
-        wanted = max(_LEAST_COMPARED, _COMPARED // len(Observations(target).counts))
-        return _pointwise_score(method, target, draws.thin(max(1, draws.log_likelihood.numel() // wanted)), sign)
-
-    return score
+def _fewer_draws(target: Target, parts: Parts) -> Draws:
+    """Return draws for a score in a comparison, fewer where there are many observations, but not too few."""
+    draws: Draws = parts.part(Part.POSTERIOR)
+    wanted = max(_LEAST_COMPARED, _COMPARED // len(Observations(target).counts))
+    return draws.thin(max(1, draws.log_likelihood.numel() // wanted))
 
 
 def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> PredictiveScore:
     """Return the score that sums ``sign log mean(likelihood ** sign)``, ``sign`` 1 or -1, over observations."""
-    belongs(draws, target)
-    draws = finite_chains(draws)
     observations = Observations(target)
     counts = observations.counts
     terms = _Terms(observations, draws.unconstrained.flatten(0, 1), sign)
@@ -114,8 +101,7 @@ def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> 
     influence = influence.reshape(draws.log_likelihood.shape)
     error = float(mean_error(influence))
 
-    problems, diagnostics = posterior_problems(draws)
-    problems += terms.problems
+    problems, diagnostics = list(terms.problems), dict[str, float]()
     # Masked observations have likelihood one everywhere, up to rounding if sites were summed out.
     num_observations = float(counts[sums.farthest > 8 * torch.finfo(target.dtype).eps].sum())
     heavy = float(counts[sums.shape > MAX_PARETO_SHAPE].sum())
@@ -196,7 +182,7 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=_of_fewer_draws("conditional_predictive_ordinates", -1.0),
+    by=lambda target, parts, seed: conditional_predictive_ordinates(target, _fewer_draws(target, parts)),
 )
 def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pseudo-marginal likelihood: the sum of log densities of each observation given all others.
@@ -262,7 +248,7 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=_of_fewer_draws("pointwise_predictive_density", 1.0),
+    by=lambda target, parts, seed: pointwise_predictive_density(target, _fewer_draws(target, parts)),
 )
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pointwise predictive density: the sum of log posterior means of each observation's likelihood.

@@ -15,9 +15,9 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
-from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import (

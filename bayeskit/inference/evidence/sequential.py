@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import replicates_log_mean_error
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.budget import SMCBudget
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, NO_PRIOR_DRAWS, belongs, with_rounding
-from bayeskit.inference.evidence.diagnostics import from_draws
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import NO_PRIOR_DRAWS, belongs
+from bayeskit.inference.evidence.judging.densities import with_rounding
+from bayeskit.inference.evidence.judging.diagnostics import from_draws
+from bayeskit.inference.evidence.judging.missed_mass import unreached_by_moves
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import unreached_by_moves
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import Control, Ending, Outcome, Records, drive, obey
 from bayeskit.inference.samplers.metric import Metric

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, SettingsError
 from bayeskit.inference.evidence.budget import Budget
-from bayeskit.inference.evidence.diagnostics import Diagnostics
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.logdensity.target import Target

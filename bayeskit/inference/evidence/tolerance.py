@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE
 from bayeskit.core.inputs import real_number
 from bayeskit.core.page import Listed, result_html
 from bayeskit.core.statistics import log_mean_exp, log_mean_exp_error, pareto_shape
@@ -13,7 +14,6 @@ from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.evidence.bridge import bridge_sampling
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import sample
 from bayeskit.logdensity.target import Target

@@ -13,25 +13,25 @@ from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator, normal_points, one_thread
-from bayeskit.core.statistics import log_mean_exp, pareto_shape, weight_effective_sample_size
+from bayeskit.core.statistics import (
+    log_mean_exp,
+    pareto_shape,
+    stratified_log_mean_exp_error,
+    weight_effective_sample_size,
+)
 from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError
-from bayeskit.inference.evidence.checks import (
-    belongs,
-    missed_draws,
-    require_own,
-    weight_problems,
-    with_rounding,
-    without_nan,
-)
-from bayeskit.inference.evidence.judgement import estimator
+from bayeskit.inference.evidence.decorator import estimator
+from bayeskit.inference.evidence.judging.belonging import belongs, require_own
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence.judging.missed_mass import missed_mass, same_likelihood
+from bayeskit.inference.evidence.judging.weights import missed_draws, weight_problems
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian
-from bayeskit.inference.proposals import IndependentStudentT
+from bayeskit.inference.proposals import IndependentStudentT, Mixture
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 
@@ -42,7 +42,6 @@ __all__ = [
     "balanced_normal_draws",
     "evidence_lower_bound",
     "fit_mean_field",
-    "normal_log_prob",
     "variational_importance_sampling",
 ]
 
@@ -51,24 +50,8 @@ __all__ = [
 _DEGREES_OF_FREEDOM = 3.0
 
 
-def _sample_normal(location: Tensor, scale: Tensor, num_draws: int, generator: torch.Generator) -> Tensor:
-    """Draw from independent normal distributions, shape ``(num_draws, d)``; ``generator`` is one of the CPU."""
-    noise = torch.randn(num_draws, len(location), generator=generator, dtype=torch.float64)
-    return location + scale * noise.to(location)
-
-
-def normal_log_prob(location: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    """Return the log density of independent normal distributions, in double precision."""
-    z, log_scale = _standardised(location, scale, x)
-    return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi)) - log_scale
-
-
 def _tails(location: Tensor, scale: Tensor) -> IndependentStudentT:
     return IndependentStudentT(location, scale, _DEGREES_OF_FREEDOM)
-
-
-def _standardised(location: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    return (x.double() - location.double()) / scale.double(), scale.double().log().sum()
 
 
 # Fixed standard normal draws whose averages replace expectations during optimisation.
@@ -164,11 +147,13 @@ class MeanField:
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw vectors, shape ``(num_draws, d)``; ``generator`` has to be on the CPU."""
-        return _sample_normal(self.location, self.scale, num_draws, generator)
+        noise = torch.randn(num_draws, len(self.location), generator=generator, dtype=torch.float64)
+        return self.location + self.scale * noise.to(self.location)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return the log density, ``(*batch, d) -> (*batch)``, in double precision."""
-        return normal_log_prob(self.location, self.scale, x)
+        z = (x.double() - self.location.double()) / self.scale.double()
+        return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi)) - self.scale.double().log().sum()
 
 
 @dataclass(frozen=True)
@@ -558,15 +543,17 @@ def variational_importance_sampling(
     q = mean_field or fit_mean_field(target, seed=seed)
     spent = q.require(target) + q.num_evaluations + (0 if draws is None else draws.num_gradients)
     generator = new_generator(seed, stream="variational importance sampling")
-    proposal = _Proposal(q, num_draws, num_tail_draws)
-    x = proposal.sample(generator)
+    counts = torch.tensor([num_draws - num_tail_draws, num_tail_draws])
+    proposal = Mixture([q, _tails(q.location, q.scale)], counts.tolist())
+    x = proposal.stratified(num_draws, generator)
     with one_thread():
         log_prior, log_likelihood = target.evaluate(x)
     log_density, problems = without_nan(log_prior + log_likelihood)
     log_density, infinite = without_infinity(log_density)
     log_weights = log_density.double() - proposal.log_prob(x)
     log_z, largest = float(log_mean_exp(log_weights.unsqueeze(0))), float(log_weights.max())
-    error = with_rounding(proposal.error((log_weights - log_z).exp()), log_density)
+    part = torch.arange(2).repeat_interleave(counts).to(log_weights.device)
+    error = with_rounding(float(stratified_log_mean_exp_error(log_weights, part)), log_density)
     shape, effective = pareto_shape(log_weights), float(weight_effective_sample_size(log_weights))
     local, differences = _local_shape(target, q)
     unseen = _unseen_variance(target, q, proposal, log_z, largest, generator) / (num_draws * error**2)
@@ -596,35 +583,6 @@ def variational_importance_sampling(
     )
 
 
-class _Proposal:
-    """A mixture of a mean field and of Student-t distributions, with a fixed number of draws from each."""
-
-    def __init__(self, mean_field: MeanField, num_draws: int, num_tail_draws: int) -> None:
-        self._q, self._counts = mean_field, (num_draws - num_tail_draws, num_tail_draws)
-
-    def sample(self, generator: torch.Generator) -> Tensor:
-        location, scale = self._q.location, self._q.scale
-        return torch.cat(
-            [
-                _sample_normal(location, scale, self._counts[0], generator),
-                _tails(location, scale).sample(self._counts[1], generator),
-            ]
-        )
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        location, scale = self._q.location, self._q.scale
-        narrow = normal_log_prob(location, scale, x)
-        if not self._counts[1]:
-            return narrow
-        share = self._counts[1] / sum(self._counts)
-        return torch.logaddexp(narrow + math.log1p(-share), _tails(location, scale).log_prob(x) + math.log(share))
-
-    def error(self, weights: Tensor) -> float:
-        """Return the standard error of the mean weight; the number of draws of each component is fixed."""
-        parts = [part for part in weights.split(self._counts) if len(part) > 1]
-        return math.sqrt(sum(len(part) * float(part.var()) for part in parts)) / len(weights)
-
-
 def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
     """Return the Pareto shape of normal weights for a quadratic log density, and evaluations."""
     precision, spent = negative_hessian(target, q.location)
@@ -636,7 +594,7 @@ def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
 
 
 def _unseen_variance(
-    target: Target, q: MeanField, proposal: _Proposal, log_z: float, largest: float, generator: torch.Generator
+    target: Target, q: MeanField, proposal: Mixture, log_z: float, largest: float, generator: torch.Generator
 ) -> float:
     """Return the relative variance of the weights from regions of log weights above ``largest``."""
     # From Student-t distributions at every optimum of the bound; at the best one twice as wide as the fit.

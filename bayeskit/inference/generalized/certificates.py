@@ -18,7 +18,7 @@ from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.core.statistics import mean_error
 from bayeskit.draws import Draws
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
-from bayeskit.inference.evidence.constants import check_constants
+from bayeskit.inference.evidence.judging.constants import check_constants
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.generalized.losses.loss import Loss, PointwiseLoss, as_data, num_data, unvalidated
 

@@ -15,6 +15,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 from torch import Tensor
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE
 from bayeskit.core.inputs import check_memory, real_number, whole_number
 from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.progress import progress_bar
@@ -23,7 +24,8 @@ from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log
 from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DataError, InitializationError, SettingsError, ShapeError
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
+from bayeskit.inference.evidence.judging.belonging import belongs
+from bayeskit.inference.evidence.judging.chains import posterior_problems
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.population_moves import GRADIENTS_PER_STEP, PopulationHMC

@@ -16,7 +16,8 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import independent_log_mean_exp_error, pareto_shape, weight_effective_sample_size
 from bayeskit.core.texts import with_error
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding
+from bayeskit.inference.evidence.judging.densities import with_rounding
+from bayeskit.inference.evidence.judging.weights import weight_problems
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.held_out.annealing import sigmoid_schedule
 from bayeskit.inference.ratio import LEAST_OVERLAP, BidirectionalRatio, bidirectional_ratio

@@ -17,6 +17,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Gamma
 
+from bayeskit.core.convergence import MIN_EFFECTIVE
 from bayeskit.core.folders import save_or_warn, write_csv
 from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit.core.progress import progress_bar
@@ -33,7 +34,8 @@ from bayeskit.core.storage import TaskFolder, setting_as_json
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget, Evidence
-from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
+from bayeskit.inference.evidence.judging.weights import weight_problems
 from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
 from bayeskit.inference.evidence.methods import METHODS
 from bayeskit.logdensity.target import Target

@@ -9,7 +9,8 @@ from typing import Any
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import derived_seed
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, judge
+from bayeskit.inference.evidence.comparison import EvidenceComparison
+from bayeskit.inference.evidence.judging.verdict import Verdict
 from bayeskit.models.phylogenetics import Alignment
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     TopologyComparison,
@@ -53,7 +54,7 @@ class TopologyEvidence:
     @cached_property
     def verdict(self) -> Verdict:
         """The representative value, and the ways that agree, disagree or are not trusted."""
-        return judge(self.table, sources=_SOURCES)
+        return Verdict.of(self.table, sources=_SOURCES)
 
     @property
     def log_evidence(self) -> float:

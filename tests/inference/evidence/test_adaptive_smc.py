@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
-from bayeskit.inference.evidence.diagnostics import Diagnostics, Peaks
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, Peaks
 from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, sequential_refusal
 from bayeskit.inference.samplers.smc import learn_metric
 from bayeskit.inference.samplers.weighted_particles import conditional_share

@@ -3,6 +3,7 @@
 import math
 import pickle
 import warnings
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -14,7 +15,7 @@ from bayeskit import exact
 from bayeskit.errors import DataError, SettingsError, UnknownNameError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, SharedRuns
-from bayeskit.inference.evidence.comparison import COLUMNS
+from bayeskit.inference.evidence.comparison import COLUMNS, own_seconds
 from bayeskit.inference.evidence.conditionals import ConjugateBlock
 
 BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup=60, ladder_samples=60)
@@ -49,6 +50,14 @@ def test_seconds_hold_what_a_method_alone_would_have_cost():
     )
     assert table["bridge_sampling"].seconds >= table.part_seconds["posterior"]
     assert table["stepping_stone"].seconds >= table.part_seconds["ladder"]
+
+
+def test_seconds_of_given_draws_count_once():
+    target = exact.get("beta_binomial").target()
+    draws = replace(bk.sample(target, 4, 60, 100, progress=False), seconds=1000.0)
+    table = evidence.compare(target, ["bridge_sampling"], draws=draws, progress=False)
+    assert 1000 < table["bridge_sampling"].seconds < 2000
+    assert own_seconds(table) < 1000
 
 
 def test_what_does_not_apply_is_refused_with_its_reason():

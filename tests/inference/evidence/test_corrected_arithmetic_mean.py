@@ -16,7 +16,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import arithmetic_mean as module
 from bayeskit.inference.evidence import bridge, bridge_sampling, corrected_arithmetic_mean
-from bayeskit.inference.evidence.diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.samplers.unseen_tails import unseen_tails
 from bayeskit.testing import EstimatorContract
 

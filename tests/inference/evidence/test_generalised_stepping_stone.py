@@ -10,7 +10,8 @@ from bayeskit import exact
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError, SettingsError
-from bayeskit.inference.evidence.ladder import SplitStudentT, fit_reference, generalised_stepping_stone
+from bayeskit.inference.evidence.ladder import fit_reference, generalised_stepping_stone
+from bayeskit.inference.proposals import SplitStudentT
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.combinators import rebased
 
@@ -166,5 +167,5 @@ def test_what_cannot_be_fitted_is_refused(linear):
         generalised_stepping_stone(exact.linear_regression(prior_sd=1.0).target(), draws_of(case, target, 0))
     with pytest.raises(SettingsError, match="num_temperatures"):
         generalised_stepping_stone(target, draws_of(case, target, 0), num_temperatures=1)
-    with pytest.raises(SettingsError, match=r"ladder\.posterior"):
+    with pytest.raises(DrawsError, match=r"ladder\.posterior"):
         generalised_stepping_stone(target, Ladder(torch.ones(1), draws_of(case, target, 0)))

@@ -14,8 +14,8 @@ from bayeskit.core.statistics import r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import ladder as _integration
-from bayeskit.inference.evidence.checks import ladder_problems
-from bayeskit.inference.evidence.diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence.judging.chains import ladder_problems
+from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.evidence.ladder import (
     modified_path_sampling,
     path_sampling,

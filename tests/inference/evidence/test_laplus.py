@@ -17,7 +17,7 @@ from bayeskit.inference.evidence import (
     gamma_laplus_importance_sampling,
     lognormal_laplus,
 )
-from bayeskit.inference.evidence.laplus import BetaPrime, MixtureProposal, PositiveDensity
+from bayeskit.inference.evidence.laplus import BetaPrime, DefensiveGamma, PositiveDensity
 from bayeskit.inference.evidence.modes import find_mode
 
 DOUBLE = torch.float64
@@ -175,7 +175,7 @@ def test_gamma_distributions_alone_do_not_trust_themselves_there():
 
 @pytest.mark.parametrize("tail_share", [0, 0.3, 0.9])
 def test_the_proposal_is_normalised_and_draws_from_its_density(tail_share, limit):
-    proposal = MixtureProposal(torch.distributions.Gamma(SHAPES[:2], RATES[:2]), tail_share)
+    proposal = DefensiveGamma(torch.distributions.Gamma(SHAPES[:2], RATES[:2]), tail_share)
     u = torch.linspace(-40, 40, 801, dtype=DOUBLE)
     x = torch.stack(torch.meshgrid(u, u, indexing="ij"), -1).exp()
     mass = (proposal.log_prob(x) + x.log().sum(-1)).exp() * 0.1**2

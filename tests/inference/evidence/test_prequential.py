@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.diagnostics import Diagnostics, Peaks
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, Peaks
 from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential, prequential_refusal
 from bayeskit.inference.evidence.shared_runs import SharedRuns
 

@@ -14,7 +14,7 @@ from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
 from bayeskit.inference.evidence.bridge import _relative_variance, bridge_sampling, warp_bridge_sampling
-from bayeskit.inference.evidence.diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.samplers.unseen_tails import unseen_tails
 
 REPLICATES, JUDGED = 100, 20

@@ -14,6 +14,7 @@ import bayeskit as bk
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.errors import DataError, InitializationError, SamplingWarning
+from bayeskit.inference.evidence.judging.chains import posterior_problems
 from bayeskit.inference.samplers.adaptation import Adaptation
 from bayeskit.inference.samplers.chains import RunSettings, run
 from bayeskit.inference.samplers.hmc import HMC
@@ -168,7 +169,7 @@ def test_a_coordinate_that_stands_still_is_said_and_never_trusted():
     table = draws.summary()
     assert math.isnan(table.loc["u[0]", "r_hat"]) and (table.loc["u[0]", ["ess_bulk", "ess_tail"]] == 0).all()
     assert table.loc["u[1]", "ess_bulk"] > 0
-    problems, facts = bk.inference.evidence.checks.posterior_problems(draws)
+    problems, facts = posterior_problems(draws)
     assert "stands still in 4 of 4 chains" in problems[0]
     assert math.isnan(facts["r_hat"]) and facts["effective_draws"] == 0
 

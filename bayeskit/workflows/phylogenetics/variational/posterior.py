@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data, to_datasets
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.core.inputs import warn_user, whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -25,7 +26,7 @@ from bayeskit.core.statistics import (
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference.evidence import Evidence
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
+from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
 from bayeskit.inference.samplers.driver import Ending
 from bayeskit.inference.samplers.weighted_particles import systematic
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies, TreeSample

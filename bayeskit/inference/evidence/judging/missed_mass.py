@@ -15,7 +15,7 @@ from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.checks import rounding_problems
+from bayeskit.inference.evidence.judging.densities import rounding_problems
 from bayeskit.inference.peaks import (
     KnownModes,
     Peak,
@@ -39,7 +39,6 @@ __all__ = [
     "share_beyond",
     "unreached_by_moves",
     "weighted_check",
-    "without_infinity",
 ]
 
 # Posterior mass missed by weighted draws of a proposal or of the prior.
@@ -293,13 +292,3 @@ def same_likelihood(target: Target, log_likelihood: Tensor) -> list[str]:
         "the likelihood is the same at all draws: if it does not depend on the parameters, it is the evidence; if it "
         "does, the draws have missed where: start chains near the data, or take a narrower prior"
     ]
-
-
-def without_infinity(log_density: Tensor) -> tuple[Tensor, list[str]]:
-    """Return log densities with infinity as minus infinity, and a warning if there was any."""
-    bad = log_density == torch.inf
-    if not bool(bad.any()):
-        return log_density, []
-    share = 100 * float(bad.double().mean())
-    problem = f"the density is infinite at {share:.2g} % of the points and counts as zero there: correct the model"
-    return torch.where(bad, -torch.inf, log_density), [problem]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
-from bayeskit.inference.evidence.improper_priors import first_five
+from bayeskit.inference.evidence.judging.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.peaks import negative_hessian
 from bayeskit.inference.proposals import IndependentStudentT, Mixture
@@ -344,7 +344,7 @@ class ConstantsReport:
 
     Examples
     --------
-    >>> from bayeskit.inference.evidence.constants import ConstantsReport
+    >>> from bayeskit.inference.evidence import ConstantsReport
     >>> ConstantsReport(0.0, 0.001, (), (), 8000).fine
     True
     """
@@ -412,7 +412,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     Examples
     --------
     >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.evidence.constants import check_constants
+    >>> from bayeskit.inference.evidence import check_constants
     >>> target = bk.Target.from_functions(
     ...     lambda u: -0.5 * u.square().sum(-1),
     ...     lambda u: -0.5 * (u - 1).square().sum(-1),

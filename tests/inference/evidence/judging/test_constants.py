@@ -12,7 +12,13 @@ from torch.distributions import constraints
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.constants import ConstantsReport, bridge, check_constants, importance, student_fit
+from bayeskit.inference.evidence.judging.constants import (
+    ConstantsReport,
+    bridge,
+    check_constants,
+    importance,
+    student_fit,
+)
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.inference.proposals import IndependentStudentT
 from bayeskit.models.discrete.genotypes import GenotypeModel

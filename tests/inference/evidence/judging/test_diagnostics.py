@@ -10,8 +10,9 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.checks import finite_chains, posterior_problems
-from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence.judging.belonging import finite_chains
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, from_draws
 
 DOUBLE = torch.float64
 

@@ -1,7 +1,8 @@
 """Diagnostics of a target and of posterior draws, by which every estimate is judged.
 
-An estimator returns its estimate by :func:`from_draws`; the decorator of estimators adds the warnings of the target's
-:class:`Diagnostics`. Searches are made once for each target and once for each set of draws.
+The decorator of estimators adds the warnings of the target's :class:`Diagnostics` to estimates from posterior draws,
+and to those that an estimator returns by :func:`from_draws`. Searches are made once for each target and once for each
+set of draws.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.errors import ConstantsWarning, SettingsError
-from bayeskit.inference.evidence.checks import rounding_problems
-from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
-from bayeskit.inference.evidence.improper_priors import improper
-from bayeskit.inference.evidence.missed_mass import exceeds_error, same_likelihood
+from bayeskit.inference.evidence.judging.constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.judging.densities import rounding_problems
+from bayeskit.inference.evidence.judging.improper_priors import improper
+from bayeskit.inference.evidence.judging.missed_mass import exceeds_error, same_likelihood
 from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import (

@@ -15,8 +15,8 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.exact.generated import NormalGroups
 from bayeskit.inference import evidence
+from bayeskit.inference.evidence.judging.missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 from bayeskit.inference.evidence.laplace_approximation import laplace, maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 from bayeskit.inference.evidence.modes import find_mode, likelihood
 from bayeskit.inference.peaks import posterior, weigh_peak
 from bayeskit.logdensity.climbing import ClimbObjective, climb

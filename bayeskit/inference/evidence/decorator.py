@@ -1,9 +1,9 @@
-"""The decorator of estimators: checks of the target, registration and timing.
+"""The decorator of estimators: what happens before and after an estimate is made, and its registration.
 
-Each public estimator is decorated by :func:`estimator`. Checks of the target run once, before the outermost call; an
-estimator that calls another one, or a comparison that runs several, counts as one call. An estimate from draws is
-judged by the :class:`~bayeskit.inference.evidence.Diagnostics` of the target. An estimate for a target that
-approximates an integral, and is to be corrected, is corrected once, in the outermost call.
+Before the outermost call the target is checked; an estimator that calls another one, or a comparison that runs several,
+counts as one call. Posterior draws are checked, and an estimator gets their chains of finite density. What it returns
+is judged: by the diagnostics of these chains, and by the :class:`~bayeskit.inference.evidence.Diagnostics` of the
+target. An estimate for a target that approximates an integral is corrected once, in the outermost call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any, TypeVar, cast
 from bayeskit.core.randomness import one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.diagnostics import Diagnostics, EvidenceFromDraws
+from bayeskit.inference.evidence.judging.belonging import usable_draws
+from bayeskit.inference.evidence.judging.chains import posterior_problems
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register, split_refusal
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.marginalization import LaplaceCorrection, MarginalTarget
+from bayeskit.inference.marginalization import LaplaceCorrection
 from bayeskit.inference.samplers import Ladder, sample
 from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun
@@ -37,9 +39,16 @@ _ASKED_BY: ContextVar[int] = ContextVar("asked by", default=_NOBODY)
 
 
 def estimator(
-    *needs: Part, kind: Kind = "consistent", refuses: Refusal | None = None, by: Estimate | None = None
+    *needs: Part,
+    kind: Kind = "consistent",
+    mixing: bool = True,
+    refuses: Refusal | None = None,
+    by: Estimate | None = None,
 ) -> Callable[[F], F]:
-    """Decorate a public estimator: register it, check its target before the call, and measure its time.
+    """Decorate a public estimator: register it, check what it is given, judge its estimate, and measure its time.
+
+    An estimator that needs ``Part.POSTERIOR`` has the draws as its argument after the target. It is called with those
+    of their chains whose density is finite.
 
     Parameters
     ----------
@@ -48,6 +57,8 @@ def estimator(
         as ``draws``, ``ladder``, ``mode``, ``mean_field`` and ``flow``.
     kind : {"consistent", "unstable", "approximation", "bound", "score"}
         Limit of the estimate; see :class:`~bayeskit.inference.evidence.Method`. A score needs no proper prior.
+    mixing : bool, default True
+        Whether an estimate from posterior draws is untrusted if their chains have not mixed.
     refuses : callable, optional
         ``(target, parts)``: the reason why the estimator does not apply to a target, or None.
     by : callable, optional
@@ -76,18 +87,21 @@ def estimator(
     """
 
     def decorate(function: F) -> F:
+        from_posterior = functools.partial(_from_posterior, function, mixing)
+        estimate = from_posterior if Part.POSTERIOR in needs else function
+
         @functools.wraps(function)
         def judged(target: Target, *given: Any, **named: Any) -> Any:
             asked_by = _ASKED_BY.get()
             if asked_by == _ESTIMATOR:
-                return _judged(target, function(target, *given, **named))
+                return _judged(target, estimate(target, *given, **named))
             if asked_by == _NOBODY:
                 Diagnostics(target).check_target(proper=kind != "score")
                 if (reason := split_refusal(target, needs)) is not None:
                     raise SettingsError(f"{function.__name__} does not apply: {reason}")
             begin = time.monotonic()
             with one_thread(), _asked_by(_ESTIMATOR):
-                found = _judged(target, function(target, *given, **named))
+                found = _judged(target, estimate(target, *given, **named))
                 if asked_by == _NOBODY and isinstance(found, Evidence):
                     seed, progress = named.get("seed", 0), named.get("progress", True)
 
@@ -125,9 +139,7 @@ def _asked_by(who: int) -> Iterator[None]:
 
 def correction_of(target: Target, draws: Callable[[], Draws], seed: int, progress: bool) -> LaplaceCorrection | None:
     """Return the correction of a target that approximates an integral, if it is to be corrected."""
-    if isinstance(target, MarginalTarget) and target.correct and not target.is_exact:
-        return target.correction(draws(), seed=seed, progress=progress)
-    return None
+    return target.correction(draws(), seed=seed, progress=progress) if target.needs_correction else None
 
 
 def of_integral(
@@ -135,7 +147,7 @@ def of_integral(
 ) -> Evidence:
     """Return an estimate with the correction, and with the problems of a target that approximates an integral."""
     found = estimate if correction is None else correction.applied(estimate)
-    problems += target.problems if isinstance(target, MarginalTarget) else ()
+    problems += target.problems
     return replace(found, warnings=(*found.warnings, *problems)) if problems else found
 
 
@@ -150,6 +162,17 @@ def draws_among(given: Iterable[object]) -> Draws | None:
         if isinstance(draws, Draws) and bool((draws.beta == 1).all()):
             return draws
     return None
+
+
+def _from_posterior(function: Callable[..., Any], mixing: bool, target: Target, *given: Any, **named: Any) -> Any:
+    """Return what an estimator makes of the chains of finite density, with these chains' diagnostics and all draws."""
+    draws, *others = given or (named.pop("draws", None),)
+    usable = usable_draws(draws, target)
+    found = function(target, usable, *others, **named)
+    if mixing:
+        problems, diagnostics = posterior_problems(usable)
+        found = replace(found, warnings=(*problems, *found.warnings), diagnostics=diagnostics | found.diagnostics)
+    return EvidenceFromDraws(**vars(found) | {"draws": draws}) if isinstance(found, Evidence) else found
 
 
 def _judged(target: Target, found: Any) -> Any:

@@ -14,7 +14,7 @@ import bayeskit as bk
 from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import METHODS, Budget, ConjugateBlock, Evidence, Part, SharedRuns
-from bayeskit.inference.evidence.diagnostics import Diagnostics
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics
 from bayeskit.inference.samplers import sample_nested, sample_smc
 
 F64 = torch.float64
@@ -197,8 +197,8 @@ def test_constants_are_warned_of_once_a_call_and_from_where_it_is():
     assert "the prior integrates to 6." in heard[0][0][0] and heard[0][0][1] == __file__
 
 
-def test_a_target_is_judged_once(monkeypatch):
-    from bayeskit.inference.evidence import diagnostics
+def test_a_target_is_checked_once(monkeypatch):
+    from bayeskit.inference.evidence.judging import diagnostics
 
     asked = []
     check = diagnostics.check_constants
