@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import short_repr
-from bayeskit.logdensity.climbing import ClimbObjective, climb, quartile_distance
+from bayeskit.inference.optimize import ObjectiveFunction, lbfgs, quartile_distance
 from bayeskit.logdensity.summands import objectives_of_summands
 from bayeskit.logdensity.target import Target
 
@@ -49,12 +49,12 @@ _PLACE, _VALLEY = 0.35, 0.5
 BLOCK = 64
 
 
-def posterior(target: Target) -> ClimbObjective:
+def posterior(target: Target) -> ObjectiveFunction:
     """Log of prior times likelihood as a density over unconstrained space."""
-    return ClimbObjective(target.log_density, target.value_and_grad)
+    return ObjectiveFunction(target.log_density, target.value_and_grad)
 
 
-def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | None = None) -> tuple[Tensor, int]:
+def negative_hessian(target: Target, mode: Tensor, objective: ObjectiveFunction | None = None) -> tuple[Tensor, int]:
     """Return the negative Hessian ``(d, d)`` of an objective, by default the log posterior, and evaluations."""
     climbed = objective or posterior(target)
     # Central differences of the exact gradient; each step is a small share of the coordinate's scale, estimated from
@@ -77,7 +77,7 @@ def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | N
     return precision, spent
 
 
-def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
+def _differences(climbed: ObjectiveFunction, mode: Tensor, step: Tensor) -> Tensor:
     d, offsets = len(mode), torch.diag(step)
     upper, lower = mode + offsets, mode - offsets
     _, gradient = climbed.value_and_gradient(torch.cat([upper, lower]))
@@ -373,7 +373,7 @@ class KnownModes:
         starts = starts[starts.isfinite().all(-1)]
         if not len(starts):
             return 0
-        ends, heights, spent = climb(posterior(target), starts, _CLIMB + _CLIMB_PER_DIMENSION * target.dim)
+        ends, heights, spent = lbfgs(target.value_and_grad, starts, _CLIMB + _CLIMB_PER_DIMENSION * target.dim)
         self.note(ends[heights.isfinite()], found_by, independent=independent)
         return spent
 
@@ -382,8 +382,8 @@ class KnownModes:
         if self.has_looked_at_summands:
             return 0
         self.has_looked_at_summands, spent = True, 0
-        for objective in objectives_of_summands(target):
-            ends, _, count = climb(objective, starts, max_iterations)
+        for value_and_gradient in objectives_of_summands(target):
+            ends, _, count = lbfgs(value_and_gradient, starts, max_iterations)
             spent += count + self.climb(target, ends, "terms of a mixture")
         return spent
 

@@ -18,9 +18,9 @@ from bayeskit.core.texts import with_error
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.modes import find_modes, likelihood
 from bayeskit.inference.marginalization import MarginalTarget, marginalize
+from bayeskit.inference.optimize import ObjectiveFunction, quartile_distance
 from bayeskit.inference.peaks import negative_hessian, posterior
 from bayeskit.inference.samplers.starts import CANDIDATES, prior_positions, starting_points
-from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ class _Look(NamedTuple):
         return self.height - _ROUNDINGS * self.rounding
 
 
-def _look(target: Target, objective: ClimbObjective, end: Tensor, usual: _Usual, remedy: str) -> _Look:
+def _look(target: Target, objective: ObjectiveFunction, end: Tensor, usual: _Usual, remedy: str) -> _Look:
     """Go to the maximum by Newton's method and look to both sides of it."""
     unit = usual.spread
     end, height, gain, precision, spent = _refined(target, objective, end)
@@ -398,7 +398,7 @@ def _look(target: Target, objective: ClimbObjective, end: Tensor, usual: _Usual,
 
 
 def _why_no_maximum(
-    target: Target, objective: ClimbObjective, end: Tensor, height: float, usual: _Usual, remedy: str
+    target: Target, objective: ObjectiveFunction, end: Tensor, height: float, usual: _Usual, remedy: str
 ) -> tuple[tuple[str, ...], int]:
     """Return why the end of a search is no maximum, and evaluations."""
     # The curvature gives no scale. A maximum is missing on the side on which the height hardly falls or rises.
@@ -417,14 +417,14 @@ def _why_no_maximum(
     return (f"the search stopped where the height is not smooth or hardly bent, {_JUMP}",), spent
 
 
-def _rounding(objective: ClimbObjective, end: Tensor, unit: Tensor) -> float:
+def _rounding(objective: ObjectiveFunction, end: Tensor, unit: Tensor) -> float:
     """Return the size of rounding errors of the height: its second differences over tiny steps."""
     places = torch.linspace(-_TINY, _TINY, _LOOKS, dtype=end.dtype, device=end.device)
     bends = objective.value(end + places.unsqueeze(-1) * unit).diff(n=2).abs()
     return float(bends.nan_to_num(nan=torch.inf).max())
 
 
-def _refined(target: Target, objective: ClimbObjective, end: Tensor) -> tuple[Tensor, float, float, Tensor, int]:
+def _refined(target: Target, objective: ObjectiveFunction, end: Tensor) -> tuple[Tensor, float, float, Tensor, int]:
     """Return the end ``(d,)`` after Newton steps, its height, the gain of another, negative Hessian, evaluations."""
     value, gradient = (found[0] for found in objective.value_and_gradient(end.unsqueeze(0)))
     precision, spent = negative_hessian(target, end, objective)
@@ -467,7 +467,7 @@ class _Side(NamedTuple):
     point: Tensor  # (d,)
 
 
-def _sides(objective: ClimbObjective, end: Tensor, height: float, ways: Tensor) -> tuple[list[_Side], int]:
+def _sides(objective: ObjectiveFunction, end: Tensor, height: float, ways: Tensor) -> tuple[list[_Side], int]:
     """Look along directions ``(d, d)``, one for each coordinate, to both sides; return sides and evaluations."""
     d, spent = len(end), 0
     ways = torch.cat([ways, -ways])
@@ -486,7 +486,7 @@ def _sides(objective: ClimbObjective, end: Tensor, height: float, ways: Tensor) 
     return [_Side(row % d, *facts) for row, *facts in rows], spent
 
 
-def _jumps(objective: ClimbObjective, end: Tensor, sides: Sequence[_Side]) -> tuple[list[tuple[_Side, float]], int]:
+def _jumps(objective: ObjectiveFunction, end: Tensor, sides: Sequence[_Side]) -> tuple[list[tuple[_Side, float]], int]:
     """Return sides on the way to which the height changes otherwise than its gradient, by how much, and evaluations."""
     ways = torch.stack([side.point - end for side in sides])
     places = torch.linspace(0, 1, _STEPS + 1, dtype=end.dtype, device=end.device)

@@ -49,9 +49,9 @@ from bayeskit.inference.evidence.modes import (
     require_draws,
 )
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.optimize import ObjectiveFunction
 from bayeskit.inference.peaks import negative_hessian, posterior
 from bayeskit.inference.proposals import Mixture, StudentT
-from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -602,7 +602,7 @@ def maximum_posterior(
 def _maximised(
     name: str,
     target: Target,
-    objective_of: Callable[[Target], ClimbObjective],
+    objective_of: Callable[[Target], ObjectiveFunction],
     draws: Draws | None,
     mode: Mode | None,
     seed: int,
@@ -638,7 +638,7 @@ def _is_positive(target: Target) -> bool:
     return True
 
 
-def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple[Tensor, float, int]:
+def _towards_zero(objective: ObjectiveFunction, end: Tensor, value: float) -> tuple[Tensor, float, int]:
     """Continue a search in positive coordinates; return its unconstrained end, the value there and evaluations."""
 
     def of_positive(x: Tensor) -> Tensor:

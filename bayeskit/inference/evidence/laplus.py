@@ -27,6 +27,7 @@ from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import missed_mass
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
+from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
     "PositiveDensity",
     "PositiveMode",
     "SHORTEST",
-    "ValueAndGradient",
     "beta_prime_laplus",
     "beyond_reach",
     "climb_to_modes",
@@ -55,10 +55,6 @@ SHORTEST = 1e-9
 _MULTIPLES = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
 #: Largest change of the logarithm of a coordinate in one simple step.
 _LARGEST_CHANGE = 3.0
-
-
-#: Maps positions to log densities and their gradients.
-ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Modes(NamedTuple):

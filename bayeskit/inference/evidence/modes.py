@@ -17,9 +17,9 @@ from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
+from bayeskit.inference.optimize import ObjectiveFunction, quartile_distance
 from bayeskit.inference.peaks import KnownModes, posterior, refine_maximum
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
-from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
 from bayeskit.logdensity.engine import Engine
 from bayeskit.logdensity.target import Target
 
@@ -159,7 +159,7 @@ def find_modes(
     *,
     seed: int = 0,
     draws: Draws | None = None,
-    objective: ClimbObjective | None = None,
+    objective: ObjectiveFunction | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     """Return ends of L-BFGS searches ``(searches, d)``, highest first, and evaluations; else InitializationError.
@@ -224,7 +224,9 @@ def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, 
         return torch.empty(0, target.dim, dtype=target.dtype, device=target.device), 4 * CANDIDATES
 
 
-def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precision: Tensor) -> tuple[list[str], int]:
+def not_a_maximum(
+    target: Target, objective: ObjectiveFunction, end: Tensor, precision: Tensor
+) -> tuple[list[str], int]:
     """Return a warning if a step from ``end (d,)`` leads higher or a coordinate tends to infinity, and evaluations."""
     value, gradient = (result[0] for result in objective.value_and_gradient(end.unsqueeze(0)))
     size = gradient.nan_to_num(nan=torch.inf).abs()
@@ -253,7 +255,7 @@ def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precis
     return [problem], spent
 
 
-def posterior_of_values(target: Target) -> ClimbObjective:
+def posterior_of_values(target: Target) -> ObjectiveFunction:
     """Log of prior times likelihood as a density of the constrained values, without the Jacobian."""
     stretch = _log_jacobian_and_gradient(target)
 
@@ -261,7 +263,7 @@ def posterior_of_values(target: Target) -> ClimbObjective:
         (value, gradient), (jacobian, slope) = target.value_and_grad(u), stretch(u)
         return value - jacobian, gradient - slope
 
-    return ClimbObjective(lambda u: target.log_density(u) - target.log_jacobian(u), value_and_gradient)
+    return ObjectiveFunction(lambda u: target.log_density(u) - target.log_jacobian(u), value_and_gradient)
 
 
 def _log_jacobian_and_gradient(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -291,7 +293,7 @@ def _with_gradient(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Ten
     return value.detach(), gradient
 
 
-def likelihood(target: Target) -> ClimbObjective:
+def likelihood(target: Target) -> ObjectiveFunction:
     """Log likelihood."""
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,4 +303,4 @@ def likelihood(target: Target) -> ClimbObjective:
         found = target.evaluator(2 * n)(torch.cat([u, u]), powers)
         return found.log_likelihood[:n], found.gradient[:n] - found.gradient[n:]
 
-    return ClimbObjective(target.log_likelihood, value_and_gradient, cost=2)
+    return ObjectiveFunction(target.log_likelihood, value_and_gradient, cost=2)

@@ -11,8 +11,8 @@ from torch import Tensor
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.errors import InitializationError
+from bayeskit.inference.optimize import InverseHessian, LBFGSState, lbfgs_path
 from bayeskit.inference.samplers.starts import starting_points
-from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -112,12 +112,11 @@ def climb_to_summit(target: Target, generator: torch.Generator, start: Tensor | 
         found = evaluate(u, u.new_ones(n))
         return found.log_density, found.gradient
 
-    objective = ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient)
     scale = torch.ones_like(points[0])
     memory = min(_MAX_MEMORY, max(12, 2 * target.dim))
-    last: Place
+    last: LBFGSState
     with one_thread():
-        *_, last = ascent(objective, points, _MAX_CLIMB, scale, memory)
+        *_, last = lbfgs_path(value_and_gradient, points, _MAX_CLIMB, scale, memory)
     best = last.value.argmax().reshape(1)
     if not bool(last.value[best].isfinite()):
         raise InitializationError("no climb to a mode found a finite density; give control=a point of high density")

@@ -10,9 +10,10 @@ from torch import Tensor
 from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.inference.peaks import KnownModes, Peak, posterior, reflections
+from bayeskit.inference.optimize import lbfgs
+from bayeskit.inference.peaks import KnownModes, Peak, reflections
 from bayeskit.inference.samplers.starts import candidate_points
-from bayeskit.logdensity.climbing import ClimbObjective, climb
+from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
 
 __all__ = ["hidden_modes"]
@@ -52,7 +53,7 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     for starts, found_by in ((mirrored, "reflections of draws"), (fresh, "search after a run")):
         finite = starts[starts.isfinite().all(-1)]
         if len(finite):
-            reached, heights, _ = climb(_in_blocks(target, n), finite, _CLIMB)
+            reached, heights, _ = lbfgs(_in_blocks(target, n), finite, _CLIMB)
             known.note(reached[heights.isfinite()], found_by, independent=starts is fresh)
             ends.append(reached[heights.isfinite()])
     apart = _apart(target, draws, torch.cat(ends))
@@ -84,7 +85,7 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     ]
 
 
-def _in_blocks(target: Target, num_chains: int) -> ClimbObjective:
+def _in_blocks(target: Target, num_chains: int) -> ValueAndGradient:
     """Return the posterior by the evaluator that the run has made for its chains."""
     evaluate = target.ready_evaluator(num_chains)
 
@@ -95,7 +96,7 @@ def _in_blocks(target: Target, num_chains: int) -> ClimbObjective:
         value, gradient = (torch.cat([getattr(one, name) for one in found]) for name in ("log_density", "gradient"))
         return value[: len(u)], gradient[: len(u)]
 
-    return ClimbObjective(posterior(target).value, value_and_gradient)
+    return value_and_gradient
 
 
 def _apart(target: Target, draws: Draws, ends: Tensor, *, by_valleys: bool = True) -> Tensor:

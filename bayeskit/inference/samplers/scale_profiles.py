@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.functions_of_users import density_may_fail
+from bayeskit.inference.optimize import ObjectiveFunction
 from bayeskit.inference.peaks import negative_hessian
-from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.own_density import OwnDensity
 from bayeskit.logdensity.target import Target
 
@@ -71,7 +71,7 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Knot:
         value, gradient = target.value_and_grad(whole(w))
         return value, gradient[..., free]
 
-    objective = ClimbObjective(lambda w: target.log_density(whole(w)), value_and_gradient)
+    objective = ObjectiveFunction(lambda w: target.log_density(whole(w)), value_and_gradient)
     w = start[free]
     if not len(w):
         return Knot(start, float(target.log_density(start)), 0.0, torch.zeros_like(start), 1)

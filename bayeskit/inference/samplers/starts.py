@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bayeskit.core.inputs import warn_user
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
+from bayeskit.inference.optimize import InverseHessian, LBFGSState, lbfgs_path, quartile_distance
 from bayeskit.inference.peaks import half_nat_widths
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent, quartile_distance
 from bayeskit.logdensity.compiling import tempered
 from bayeskit.logdensity.density import Started
 from bayeskit.logdensity.pyro_density import PyroDensity
@@ -305,9 +305,8 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
         found = evaluate(u, beta)
         return found.log_density, found.gradient
 
-    objective = ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient)
     memory = min(_MAX_MEMORY, max(12, 2 * d))
-    path = list(ascent(objective, points, _MAX_CLIMB, scale, memory))
+    path = list(lbfgs_path(value_and_gradient, points, _MAX_CLIMB, scale, memory))
     spent = path[-1].num_evaluations
     draws, bound, num_drawn = _approximations(target, path, beta, scale, generator)
     best = bound.amax(0)
@@ -343,7 +342,7 @@ def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Gene
     return whose
 
 
-def _places(path: list[Place], bound: Tensor) -> Tensor:
+def _places(path: list[LBFGSState], bound: Tensor) -> Tensor:
     """Return the place on each climb where its lower bound ``(L, n)`` is highest, ``(n,)``."""
     # A search that does not converge, or not at the bulk of the mass, runs to an infinite density, as in the neck of a
     # funnel of many groups. There the bounds hardly change, and no chain would return: it starts at the first point
@@ -358,7 +357,7 @@ def _places(path: list[Place], bound: Tensor) -> Tensor:
 
 
 def _approximations(
-    target: Target, path: list[Place], beta: Tensor, scale: Tensor, generator: torch.Generator
+    target: Target, path: list[LBFGSState], beta: Tensor, scale: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
     """Return draws ``(L, DRAWS, n, d)`` of normal approximations, bounds ``(L, n)``, and the evaluations spent."""
     # Bounds are -inf for points that did not move, have no positive curvature, or are not examined.
@@ -398,7 +397,7 @@ def _density(target: Target, u: Tensor, beta: Tensor) -> Tensor:
 
 
 def _covariance(
-    path: list[Place], chosen: Tensor, whose: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
+    path: list[LBFGSState], chosen: Tensor, whose: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
 ) -> Tensor | None:
     """Return the mean covariance of the approximations that the chains chose, ``(d, d)``, or variances, ``(d,)``."""
     d = len(scale)

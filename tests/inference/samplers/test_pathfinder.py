@@ -11,8 +11,8 @@ from scipy.stats import chi2, norm
 import bayeskit as bk
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error
+from bayeskit.inference.optimize import InverseHessian, lbfgs, lbfgs_path
 from bayeskit.inference.samplers.starts import pathfinder
-from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, ascent, climb
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5
@@ -87,10 +87,12 @@ def test_draws_have_the_covariance_of_the_inverse_hessian(curved):
 
 
 def test_a_climb_is_the_last_of_its_places():
-    hill = ClimbObjective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
+    def hill(u):
+        return -u.square().sum(-1), -2 * u
+
     start = torch.tensor([[1.0, 300.0], [-2.0, 5.0], [4.0, -80.0]], dtype=DOUBLE)
-    places = list(ascent(hill, start, 80))
-    ends, values, count = climb(hill, start)
+    places = list(lbfgs_path(hill, start, 80))
+    ends, values, count = lbfgs(hill, start)
     assert torch.equal(places[-1].position, ends) and torch.equal(places[-1].value, values)
     assert places[-1].num_evaluations == count == 3 * len(places)
     assert not bool(places[0].moved.any()) and torch.equal(places[0].position, start)
@@ -244,7 +246,7 @@ def test_a_climb_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
         found = target.evaluator(24)(u, torch.ones(24, dtype=DOUBLE))
         return found.log_density, found.gradient
 
-    *_, last = ascent(ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient), points, 150, scale, 40)
+    *_, last = lbfgs_path(value_and_gradient, points, 150, scale, 40)
     start = pathfinder(target, points, torch.ones(24, dtype=DOUBLE), scale, new_generator(1))
     assert float(target.constrain(last.position)["deviation"].max()) < 0.01
     assert float(target.constrain(start.position)["deviation"].min()) > 0.05

@@ -1,4 +1,4 @@
-"""Batched L-BFGS maximisation of a function from many starting points."""
+"""Maximization of functions with gradients: L-BFGS from many starting points at once."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.randomness import one_thread
+from bayeskit.logdensity.own_density import ValueAndGradient
 
 __all__ = [
-    "ClimbObjective",
     "InverseHessian",
-    "Place",
-    "ascent",
-    "climb",
+    "LBFGSState",
+    "ObjectiveFunction",
+    "lbfgs",
+    "lbfgs_path",
     "quartile_distance",
 ]
 
 _MEMORY = 12
-#: Factor that shortens a rejected step; gain below which a climb ends; Armijo constant of sufficient increase.
+#: Factor that shortens a rejected step; gain below which a search ends; Armijo constant of sufficient increase.
 _SHRINK, _MIN_GAIN, _ENOUGH = 0.15, 1e-3, 1e-4
 #: Length of a first step in units of the spread of the points.
 _FIRST_STEP = 0.1
 
 
 @dataclass(frozen=True)
-class ClimbObjective:
-    """A function of unconstrained vectors to be maximised, with its gradient."""
+class ObjectiveFunction:
+    """A function of unconstrained vectors to be maximized, with its gradient."""
 
     value: Callable[[Tensor], Tensor]  # (n, d) -> (n,)
-    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]  # (n, d) -> (n,), (n, d)
+    value_and_gradient: ValueAndGradient  # (n, d) -> (n,), (n, d)
     cost: int = 1  # evaluations of the target's density that a gradient needs
 
 
 class InverseHessian(NamedTuple):
-    """L-BFGS estimates ``H`` of the inverse of the negative Hessian, one for each climb, in scaled coordinates."""
+    """L-BFGS estimates ``H`` of the inverse of the negative Hessian, one for each start, in scaled coordinates."""
 
     diagonal: Tensor  # (n, d), or (n, 1) where it is one number; zero where nothing is known
     # One BFGS update of the diagonal matrix a pair, the oldest first.
     pairs: tuple[tuple[Tensor, Tensor, Tensor], ...]  # step (n, d), change of slope (n, d), 1 / their product (n,) or 0
 
     def of(self, rows: Tensor) -> InverseHessian:
-        """Return the estimates of some of the climbs."""
+        """Return the estimates of some of the searches."""
         return InverseHessian(self.diagonal[rows], tuple((s[rows], b[rows], w[rows]) for s, b, w in self.pairs))
 
     def times(self, vector: Tensor) -> Tensor:
@@ -87,8 +88,8 @@ class InverseHessian(NamedTuple):
         return result
 
 
-class Place(NamedTuple):
-    """State of ``n`` climbs after one more gradient."""
+class LBFGSState(NamedTuple):
+    """State of ``n`` searches after one more gradient."""
 
     position: Tensor  # (n, d)
     value: Tensor  # (n,)
@@ -98,13 +99,13 @@ class Place(NamedTuple):
     num_evaluations: int
 
 
-def climb(objective: ClimbObjective, start: Tensor, max_iterations: int = 80) -> tuple[Tensor, Tensor, int]:
-    """Maximise from each row of ``start`` ``(n, d)`` by L-BFGS; return ends, values ``(n,)`` and number of evaluations.
+def lbfgs(value_and_gradient: ValueAndGradient, start: Tensor, max_iterations: int = 80) -> tuple[Tensor, Tensor, int]:
+    """Maximize from each row of ``start`` ``(n, d)`` by L-BFGS; return ends, values ``(n,)`` and number of gradients.
 
     Ends are near modes, not at them; rows without a finite value and slope stay, with the value ``-inf``.
     """
     with one_thread():
-        *_, last = ascent(objective, start, max_iterations)
+        *_, last = lbfgs_path(value_and_gradient, start, max_iterations)
     return last.position, last.value, last.num_evaluations
 
 
@@ -114,35 +115,39 @@ def quartile_distance(points: Tensor) -> Tensor:
     return torch.where((high > low) & (high - low).isfinite(), high - low, torch.ones_like(low))
 
 
-def ascent(
-    objective: ClimbObjective, start: Tensor, max_iterations: int, scale: Tensor | None = None, memory: int = _MEMORY
-) -> Iterator[Place]:
-    """Yield the start and then the state of the L-BFGS climbs after each gradient; ``scale`` is the unit, ``(d,)``."""
+def lbfgs_path(
+    value_and_gradient: ValueAndGradient,
+    start: Tensor,
+    max_iterations: int,
+    scale: Tensor | None = None,
+    memory: int = _MEMORY,
+) -> Iterator[LBFGSState]:
+    """Yield the start ``(n, d)`` and then the state of L-BFGS after each gradient; ``scale (d,)`` is the unit."""
     scale = quartile_distance(start) if scale is None else scale
 
     def evaluate(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        value, slope = objective.value_and_gradient(start + scale * z)
+        value, slope = value_and_gradient(start + scale * z)
         slope = scale * slope
         fine = value.isfinite() & slope.isfinite().all(-1)
         return torch.where(fine, value, -torch.inf), torch.where(fine[:, None], slope, 0.0), fine
 
     z = torch.zeros_like(start)
-    value, slope, climbing = evaluate(z)
-    count = len(z) * objective.cost
+    value, slope, active = evaluate(z)
+    count = len(z)
     length = torch.full_like(value, _FIRST_STEP)
     direction = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
     ratio, diagonal = torch.zeros_like(value), torch.zeros_like(z)
-    yield Place(start, value, slope, torch.zeros_like(climbing), InverseHessian(diagonal, ()), count)
+    yield LBFGSState(start, value, slope, torch.zeros_like(active), InverseHessian(diagonal, ()), count)
     for _ in range(max_iterations):
         expected = length * (direction * slope).sum(-1)
-        climbing = climbing & (expected > 0)
-        if not bool(climbing.any()):
+        active = active & (expected > 0)
+        if not bool(active.any()):
             break
         tried = z + length[:, None] * direction
-        reached, new_slope, fine = evaluate(torch.where(climbing[:, None], tried, z))
-        count += len(z) * objective.cost
-        accepted = climbing & fine & (reached >= value + _ENOUGH * expected)
+        reached, new_slope, fine = evaluate(torch.where(active[:, None], tried, z))
+        count += len(z)
+        accepted = active & fine & (reached >= value + _ENOUGH * expected)
         step = torch.where(accepted[:, None], tried - z, 0.0)
         bend = torch.where(accepted[:, None], slope - new_slope, 0.0)
         inner, square = (step * bend).sum(-1), bend.square().sum(-1)
@@ -155,7 +160,7 @@ def ascent(
         z = torch.where(accepted[:, None], tried, z)
         value, slope = torch.where(accepted, reached, value), torch.where(accepted[:, None], new_slope, slope)
         diagonal = torch.where(curved.unsqueeze(-1), _updated(diagonal, step, bend, weight, ratio), diagonal)
-        yield Place(start + scale * z, value, slope, accepted, InverseHessian(diagonal, tuple(pairs)), count)
+        yield LBFGSState(start + scale * z, value, slope, accepted, InverseHessian(diagonal, tuple(pairs)), count)
         newton = InverseHessian(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
         uphill = (newton * slope).sum(-1) > 0
         known = uphill & (ratio > 0)
@@ -167,7 +172,7 @@ def ascent(
         direction = torch.where(accepted[:, None], renewed, direction)
         length = torch.where(accepted, torch.ones_like(length), _SHRINK * length)
         done = accepted & (gain < _MIN_GAIN) & known & ((newton * slope).sum(-1) < _MIN_GAIN)
-        climbing = climbing & ~done & (length > torch.finfo(z.dtype).eps)
+        active = active & ~done & (length > torch.finfo(z.dtype).eps)
 
 
 def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio: Tensor) -> Tensor:
