@@ -1,9 +1,9 @@
-"""Maximization of functions with gradients: L-BFGS from many starting points at once."""
+"""Maximization of functions with gradients: L-BFGS from many starting points at once, and Newton steps at a mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,26 +15,21 @@ from bayeskit.logdensity.own_density import ValueAndGradient
 __all__ = [
     "InverseHessian",
     "LBFGSState",
-    "ObjectiveFunction",
+    "RefinedMode",
     "lbfgs",
     "lbfgs_path",
+    "negative_hessian",
     "quartile_distance",
+    "refine_mode",
 ]
+
+# L-BFGS from many starting points at once.
 
 _MEMORY = 12
 #: Factor that shortens a rejected step; gain below which a search ends; Armijo constant of sufficient increase.
 _SHRINK, _MIN_GAIN, _ENOUGH = 0.15, 1e-3, 1e-4
 #: Length of a first step in units of the spread of the points.
 _FIRST_STEP = 0.1
-
-
-@dataclass(frozen=True)
-class ObjectiveFunction:
-    """A function of unconstrained vectors to be maximized, with its gradient."""
-
-    value: Callable[[Tensor], Tensor]  # (n, d) -> (n,)
-    value_and_gradient: ValueAndGradient  # (n, d) -> (n,), (n, d)
-    cost: int = 1  # evaluations of the target's density that a gradient needs
 
 
 class InverseHessian(NamedTuple):
@@ -183,3 +178,85 @@ def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio
     spread = (step.square() / before).sum(-1, keepdim=True)
     after = weight.unsqueeze(-1) * (known / before + bend.square() - known * (step / before).square() / spread)
     return torch.where((after > 0) & after.isfinite(), 1 / after, before)
+
+
+# Curvature by differences of gradients, and Newton steps at a mode.
+
+#: Largest number of recomputed Hessians; a step length wrong by more than this factor triggers one.
+_MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
+#: Largest number of Newton steps at a mode, and predicted gain after which no further step is needed.
+_MAX_STEPS, _CLOSE = 5, 1e-8
+
+
+def negative_hessian(value_and_gradient: ValueAndGradient, mode: Tensor) -> tuple[Tensor, int]:
+    """Return the negative Hessian ``(d, d)`` at a mode ``(d,)``, and the number of gradients."""
+    # Central differences of the exact gradient; each step is a small share of the coordinate's scale, estimated from
+    # the curvature along it.
+    small = torch.finfo(mode.dtype).eps ** (1 / 3)
+    resolved = small**2 * mode.abs()
+    step, spent = small * mode.abs().clamp(min=1.0), 0
+    for _ in range(_MAX_SCALINGS):
+        precision = _differences(value_and_gradient, mode, step)
+        spent += 2 * len(mode)
+        bend = precision.diagonal().abs()
+        # A step to a non-finite density was too long; without curvature no scale is available.
+        right = torch.where(bend.isfinite(), small / bend.sqrt(), small * step)
+        right = torch.where(bend > 0, right, step) if bool(bend.isfinite().all()) else right
+        right = torch.maximum(right.clamp(max=1e3 * step), resolved)
+        wrong = (right > _MAX_STEP_RATIO * step) | (step > _MAX_STEP_RATIO * right)
+        if not bool(wrong.any()):
+            break
+        step = torch.where(wrong, right, step)
+    return precision, spent
+
+
+def _differences(value_and_gradient: ValueAndGradient, mode: Tensor, step: Tensor) -> Tensor:
+    d, offsets = len(mode), torch.diag(step)
+    upper, lower = mode + offsets, mode - offsets
+    _, gradient = value_and_gradient(torch.cat([upper, lower]))
+    # The steps as rounded by the floating-point format.
+    hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
+    return -0.5 * (hessian + hessian.T)
+
+
+class RefinedMode(NamedTuple):
+    """The end of Newton steps at a maximum."""
+
+    position: Tensor  # (d,)
+    value: float
+    gain: float  # predicted, of one more step; infinite without a positive definite negative Hessian
+    precision: Tensor  # (d, d), negative Hessian
+    num_gradients: int
+
+
+def refine_mode(
+    value_and_gradient: ValueAndGradient, end: Tensor, gains: tuple[float, float] = (5e-11, 0.05)
+) -> RefinedMode:
+    """Take Newton steps from the ``end (d,)`` of a search, while their predicted gains lie between two numbers."""
+    # Newton steps do not depend on units. They start only close to a maximum, so that other end points are reported.
+    precision, spent = negative_hessian(value_and_gradient, end)
+    value, gradient = (found[0] for found in value_and_gradient(end.unsqueeze(0)))
+    spent, gain = spent + 1, math.inf
+    for _ in range(_MAX_STEPS):
+        scale = precision.diagonal().rsqrt()
+        factor, failed = torch.linalg.cholesky_ex(scale[:, None] * precision * scale)
+        if bool(failed) or not bool(factor.isfinite().all()):
+            gain = math.inf
+            break
+        step = scale * torch.cholesky_solve((scale * gradient)[:, None], factor)[:, 0]
+        gain = 0.5 * float(step @ gradient)
+        if not gains[0] < gain < gains[1]:
+            break
+        reached, slope = (found[0] for found in value_and_gradient((end + step).unsqueeze(0)))
+        spent += 1
+        # At the maximum the gradient tells more than the value, which is rounded.
+        slopes = (scale * slope)[:, None]
+        left = 0.5 * float((slopes * torch.cholesky_solve(slopes, factor)).sum())
+        if not (left < gain and bool(reached.isfinite())):
+            break
+        end, value, gradient, is_close, gain = end + step, reached, slope, gain < _CLOSE, left
+        precision, differences = negative_hessian(value_and_gradient, end)
+        spent += differences
+        if is_close:
+            break
+    return RefinedMode(end, float(value), gain, precision, spent)

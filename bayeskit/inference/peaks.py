@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import short_repr
-from bayeskit.inference.optimize import ObjectiveFunction, lbfgs, quartile_distance
+from bayeskit.inference.optimize import lbfgs, quartile_distance, refine_mode
 from bayeskit.logdensity.summands import objectives_of_summands
 from bayeskit.logdensity.target import Target
 
@@ -28,86 +28,18 @@ __all__ = [
     "divided_by_valleys",
     "half_nat_widths",
     "is_missed",
-    "negative_hessian",
     "num_looks",
-    "posterior",
-    "refine_maximum",
     "reflections",
     "remembered_checks",
     "weigh_peak",
 ]
 
-#: Largest number of recomputed Hessians; a step length wrong by more than this factor triggers one.
-_MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
-#: Largest number of Newton steps after a search, and the range of their predicted gains.
-_MAX_STEPS, _STEP_GAIN = 5, (1e-10, 0.1)
 #: Number of draws examined for separate modes, batched or one by one.
 _LOOKS, _LOOKS_IN_A_LOOP = 2000, 500
 #: Relative position, from the lower of two points, at which a valley is tested, and its least depth in nats.
 _PLACE, _VALLEY = 0.35, 0.5
 #: Rows of distances per block, few enough for the processor cache.
 BLOCK = 64
-
-
-def posterior(target: Target) -> ObjectiveFunction:
-    """Log of prior times likelihood as a density over unconstrained space."""
-    return ObjectiveFunction(target.log_density, target.value_and_grad)
-
-
-def negative_hessian(target: Target, mode: Tensor, objective: ObjectiveFunction | None = None) -> tuple[Tensor, int]:
-    """Return the negative Hessian ``(d, d)`` of an objective, by default the log posterior, and evaluations."""
-    climbed = objective or posterior(target)
-    # Central differences of the exact gradient; each step is a small share of the coordinate's scale, estimated from
-    # the curvature along it.
-    small = torch.finfo(target.dtype).eps ** (1 / 3)
-    resolved = small**2 * mode.abs()
-    step, spent = small * mode.abs().clamp(min=1.0), 0
-    for _ in range(_MAX_SCALINGS):
-        precision = _differences(climbed, mode, step)
-        spent += 2 * target.dim * climbed.cost
-        bend = precision.diagonal().abs()
-        # A step to a non-finite density was too long; without curvature no scale is available.
-        right = torch.where(bend.isfinite(), small / bend.sqrt(), small * step)
-        right = torch.where(bend > 0, right, step) if bool(bend.isfinite().all()) else right
-        right = torch.maximum(right.clamp(max=1e3 * step), resolved)
-        wrong = (right > _MAX_STEP_RATIO * step) | (step > _MAX_STEP_RATIO * right)
-        if not bool(wrong.any()):
-            break
-        step = torch.where(wrong, right, step)
-    return precision, spent
-
-
-def _differences(climbed: ObjectiveFunction, mode: Tensor, step: Tensor) -> Tensor:
-    d, offsets = len(mode), torch.diag(step)
-    upper, lower = mode + offsets, mode - offsets
-    _, gradient = climbed.value_and_gradient(torch.cat([upper, lower]))
-    # The steps as rounded by the floating-point format.
-    hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
-    return -0.5 * (hessian + hessian.T)
-
-
-def refine_maximum(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
-    """Refine a maximum by Newton's method; return ``(d,)``, value, negative Hessian ``(d, d)`` and evaluations."""
-    # Newton steps do not depend on units. They start only close to a maximum, so that other end points are reported.
-    precision, spent = negative_hessian(target, end)
-    value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
-    spent += 1
-    for _ in range(_MAX_STEPS):
-        scale = precision.diagonal().rsqrt()
-        factor, failed = torch.linalg.cholesky_ex(scale[:, None] * precision * scale)
-        if bool(failed) or not bool(factor.isfinite().all()):
-            break
-        step = scale * torch.cholesky_solve((scale * gradient)[:, None], factor)[:, 0]
-        if not _STEP_GAIN[0] < float(step @ gradient) < _STEP_GAIN[1]:
-            break
-        reached, slope = (result[0] for result in target.value_and_grad((end + step).unsqueeze(0)))
-        spent += 1
-        if not float(reached) > float(value):
-            break
-        end, value, gradient = end + step, reached, slope
-        precision, differences = negative_hessian(target, end)
-        spent += differences
-    return end, float(value), precision, spent
 
 
 def num_looks(target: Target) -> int:
@@ -203,7 +135,8 @@ class Peak:
 
 def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
     """Return the peak about the end ``mode (d,)`` of a search, None if its mass is unknown, and evaluations."""
-    mode, _, precision, spent = refine_maximum(target, mode)
+    refined = refine_mode(target.value_and_grad, mode)
+    mode, precision, spent = refined.position, refined.precision, refined.num_gradients
     if not bool(precision.isfinite().all()):
         return None, spent
     factor, failed = torch.linalg.cholesky_ex(precision)

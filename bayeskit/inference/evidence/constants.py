@@ -16,7 +16,7 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.inference.evidence.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes
-from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.optimize import negative_hessian
 from bayeskit.inference.proposals import IndependentStudentT, Mixture
 from bayeskit.inference.ratio import bidirectional_ratio
 from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_integral_of_density, parts_of
@@ -249,7 +249,7 @@ class _Peaks:
 
     def _at(self, end: Tensor) -> IndependentStudentT:
         with torch.enable_grad():
-            precision, differences = negative_hessian(self._alone, end)
+            precision, differences = negative_hessian(self._alone.value_and_grad, end)
         self.count += differences
         values, vectors = torch.linalg.eigh(precision.cpu().double())
         # Without curvature, as in a box, the first guess is one; the pilot runs correct it.

@@ -41,6 +41,7 @@ from bayeskit.inference.evidence.missed_mass import (
 )
 from bayeskit.inference.evidence.modes import (
     Mode,
+    ObjectiveFunction,
     find_mode,
     find_modes,
     likelihood,
@@ -49,8 +50,7 @@ from bayeskit.inference.evidence.modes import (
     require_draws,
 )
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.optimize import ObjectiveFunction
-from bayeskit.inference.peaks import negative_hessian, posterior
+from bayeskit.inference.optimize import negative_hessian
 from bayeskit.inference.proposals import Mixture, StudentT
 from bayeskit.logdensity.target import Target
 
@@ -183,7 +183,7 @@ def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]
     if not len(doubtful):
         return True, 0
     steps = torch.diag(diagonal.rsqrt())[doubtful]
-    reached = posterior(target).value(torch.cat([mode.position + steps, mode.position - steps]))
+    reached = target.log_density(torch.cat([mode.position + steps, mode.position - steps]))
     falls = (mode.value - reached).nan_to_num(nan=-torch.inf, posinf=torch.inf) > _MIN_FALL
     return bool(falls.reshape(2, -1).any(0).all()), len(reached)
 
@@ -616,12 +616,12 @@ def _maximised(
     if _is_positive(target):
         end, value, spent = _towards_zero(objective, end, value)
         count += spent
-    precision, differences = negative_hessian(target, end, objective)
+    precision, differences = negative_hessian(objective.value_and_gradient, end)
     problems, probes = not_a_maximum(target, objective, end, precision)
     count += (
         1
         + checked
-        + differences
+        + objective.cost * differences
         + probes
         + (0 if draws is None else draws.num_gradients)
         + (0 if mode is None else mode.num_evaluations)

@@ -17,20 +17,23 @@ from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
-from bayeskit.inference.optimize import ObjectiveFunction, quartile_distance
-from bayeskit.inference.peaks import KnownModes, posterior, refine_maximum
+from bayeskit.inference.optimize import quartile_distance, refine_mode
+from bayeskit.inference.peaks import KnownModes
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.engine import Engine
+from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "Mode",
+    "ObjectiveFunction",
     "STARTS_BESIDE_DRAWS",
     "best_of",
     "find_mode",
     "find_modes",
     "likelihood",
     "not_a_maximum",
+    "posterior",
     "posterior_of_values",
     "require_draws",
     "starts_from_prior",
@@ -149,9 +152,11 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
     """
     modes, search = find_modes(target, seed=seed, draws=draws)
     KnownModes.of(target).note(modes, "search for the highest mode")
-    end, value, precision, steps = refine_maximum(target, modes[0])
+    refined = refine_mode(target.value_and_grad, modes[0])
+    end, precision = refined.position, refined.precision
     problems, probes = not_a_maximum(target, posterior(target), end, precision)
-    return Mode(end, value, precision, modes[1:], search + steps + probes, tuple(problems))
+    spent = search + refined.num_gradients + probes
+    return Mode(end, refined.value, precision, modes[1:], spent, tuple(problems))
 
 
 def find_modes(
@@ -166,7 +171,7 @@ def find_modes(
 
     They maximise ``objective``, by default the posterior, from ``start (s, d)``, else prior draws, and the best draws.
     """
-    climbed = objective or posterior(target)
+    objective = objective or posterior(target)
     count = 0
     if start is None:
         start, count = starts_from_prior(target, seed, needed=draws is None)
@@ -178,9 +183,9 @@ def find_modes(
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
-        count += climbed.cost
+        count += objective.cost
         u = torch.as_tensor(unit * x, dtype=target.dtype, device=target.device).unsqueeze(0)
-        value, gradient = climbed.value_and_gradient(u)
+        value, gradient = objective.value_and_gradient(u)
         result, slope = -float(value), -unit * gradient[0].double().cpu().numpy()
         if not (math.isfinite(result) and np.isfinite(slope).all()):
             return _NOTHING, np.zeros_like(x)
@@ -253,6 +258,20 @@ def not_a_maximum(
         "unbounded; check the prior of this coordinate, or pass posterior draws to start from"
     )
     return [problem], spent
+
+
+@dataclass(frozen=True)
+class ObjectiveFunction:
+    """A function of unconstrained vectors to be maximized, with its gradient."""
+
+    value: Callable[[Tensor], Tensor]  # (n, d) -> (n,)
+    value_and_gradient: ValueAndGradient  # (n, d) -> (n,), (n, d)
+    cost: int = 1  # evaluations of the target's density that a gradient needs
+
+
+def posterior(target: Target) -> ObjectiveFunction:
+    """Log of prior times likelihood as a density over unconstrained space."""
+    return ObjectiveFunction(target.log_density, target.value_and_grad)
 
 
 def posterior_of_values(target: Target) -> ObjectiveFunction:

@@ -30,7 +30,7 @@ from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.optimize import negative_hessian
 from bayeskit.inference.proposals import IndependentStudentT
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
@@ -366,7 +366,7 @@ def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list
         end = mode.double().cpu().numpy()
         if len(starts) == _MAX_STARTS or any((np.abs(end - other) < 0.1 * scale).all() for other, scale in starts):
             continue
-        precision, count = negative_hessian(target, mode)
+        precision, count = negative_hessian(target.value_and_grad, mode)
         spent += count
         diagonal = precision.diagonal().double().cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -627,7 +627,7 @@ class _Proposal:
 
 def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
     """Return the Pareto shape of normal weights for a quadratic log density, and evaluations."""
-    precision, spent = negative_hessian(target, q.location)
+    precision, spent = negative_hessian(target.value_and_grad, q.location)
     if not bool(precision.isfinite().all()):
         return math.inf, spent
     # Along an eigenvector of the curvature, in units of the mean field, the weight is ``exp((1 - eigenvalue) z^2 / 2)``

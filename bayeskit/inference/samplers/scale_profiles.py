@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.functions_of_users import density_may_fail
-from bayeskit.inference.optimize import ObjectiveFunction
-from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.optimize import negative_hessian
 from bayeskit.logdensity.own_density import OwnDensity
 from bayeskit.logdensity.target import Target
 
@@ -71,7 +70,6 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Knot:
         value, gradient = target.value_and_grad(whole(w))
         return value, gradient[..., free]
 
-    objective = ObjectiveFunction(lambda w: target.log_density(whole(w)), value_and_gradient)
     w = start[free]
     if not len(w):
         return Knot(start, float(target.log_density(start)), 0.0, torch.zeros_like(start), 1)
@@ -79,7 +77,7 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Knot:
     (value,), (slope,) = value_and_gradient(w[None])
     covariance, half_log_det = torch.zeros_like(w).diag(), math.inf
     for _ in range(_NEWTON):
-        precision, looks = negative_hessian(target, w, objective)
+        precision, looks = negative_hessian(value_and_gradient, w)
         spent += looks
         if not bool(precision.isfinite().all() & slope.isfinite().all()):
             return Knot(whole(w), -math.inf, 0.0, torch.zeros_like(start), spent)

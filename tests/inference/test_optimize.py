@@ -1,0 +1,76 @@
+"""Maximization: quadratics in one step, a curved valley, corners, starts without a value, starts that do not meet."""
+
+import math
+
+import pytest
+import torch
+
+from bayeskit.inference.optimize import lbfgs, lbfgs_path, negative_hessian, refine_mode
+
+DOUBLE = torch.float64
+PRECISION = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 40.0]], dtype=DOUBLE)
+CENTRE = torch.tensor([1.0, -2.0, 0.5], dtype=DOUBLE)
+
+
+def quadratic(u):
+    pull = (CENTRE - u) @ PRECISION
+    return -0.5 * ((CENTRE - u) * pull).sum(-1), pull
+
+
+def rosenbrock(u):
+    """The curved valley of Rosenbrock (1960), upside down: its maximum is zero, at one and one."""
+    x, y = u.unbind(-1)
+    off = y - x.square()
+    return -(1 - x).square() - 100 * off.square(), torch.stack([2 * (1 - x) + 400 * x * off, -200 * off], -1)
+
+
+def test_searches_from_many_starts_do_not_know_of_each_other():
+    start = torch.tensor([[-1.2, 1.0], [0.5, -0.5], [0.0, -5.0]], dtype=DOUBLE)
+    scale = torch.ones(2, dtype=DOUBLE)
+    *_, together = lbfgs_path(rosenbrock, start, 200, scale)
+    for row, point in enumerate(start):
+        *_, alone = lbfgs_path(rosenbrock, point[None], 200, scale)
+        torch.testing.assert_close(together.position[row], alone.position[0], rtol=0, atol=1e-9)
+    assert float(together.value.min()) > -1e-3
+
+
+def test_a_start_without_a_value_stays_and_harms_no_other():
+    def half_line(u):
+        x = u[:, 0]
+        return torch.where(x > 0, x.log() - x, torch.nan), (1 / x - 1).unsqueeze(-1)
+
+    ends, values, _ = lbfgs(half_line, torch.tensor([[-1.0], [4.0]], dtype=DOUBLE))
+    assert values[0] == -torch.inf and ends[0] == -1
+    assert abs(float(ends[1]) - 1) < 0.05 and abs(float(values[1]) + 1) < 2e-3
+
+
+def test_a_newton_step_on_a_quadratic_is_exact():
+    start = CENTRE + 0.1
+    precision, count = negative_hessian(quadratic, start)
+    torch.testing.assert_close(precision, PRECISION, rtol=1e-8, atol=1e-8)
+    assert count % (2 * len(start)) == 0
+    refined = refine_mode(quadratic, start, (0.0, 1.0))
+    torch.testing.assert_close(refined.position, CENTRE, rtol=0, atol=1e-9)
+    assert refined.gain < 1e-15 and abs(refined.value) < 1e-15
+
+
+def test_newton_steps_end_at_the_maximum_of_the_valley():
+    refined = refine_mode(rosenbrock, torch.tensor([0.99, 0.981], dtype=DOUBLE))
+    torch.testing.assert_close(refined.position, torch.ones(2, dtype=DOUBLE), rtol=0, atol=1e-6)
+    wanted = torch.tensor([[802.0, -400.0], [-400.0, 200.0]], dtype=DOUBLE)
+    torch.testing.assert_close(refined.precision, wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("end", [CENTRE + 5, CENTRE])
+def test_no_newton_step_is_taken_far_from_a_maximum_or_at_it(end):
+    refined = refine_mode(quadratic, end)
+    assert torch.equal(refined.position, end)
+
+
+def test_a_saddle_is_not_refined():
+    def saddle(u):
+        signs = torch.tensor([-1.0, 1.0], dtype=DOUBLE)
+        return (0.5 * signs * u.square()).sum(-1), signs * u
+
+    refined = refine_mode(saddle, torch.tensor([0.1, 0.1], dtype=DOUBLE))
+    assert refined.gain == math.inf and torch.equal(refined.position, torch.full((2,), 0.1, dtype=DOUBLE))
