@@ -1,11 +1,13 @@
-"""Maximization of functions with gradients: L-BFGS from many starting points at once, and Newton steps at a mode."""
+"""Maximization of functions with gradients: L-BFGS from many starting points or from one, and Newton steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ __all__ = [
     "negative_hessian",
     "quartile_distance",
     "refine_mode",
+    "scipy_lbfgs",
 ]
 
 # L-BFGS from many starting points at once.
@@ -178,6 +181,40 @@ def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio
     spread = (step.square() / before).sum(-1, keepdim=True)
     after = weight.unsqueeze(-1) * (known / before + bend.square() - known * (step / before).square() / spread)
     return torch.where((after > 0) & after.isfinite(), 1 / after, before)
+
+
+# L-BFGS from one starting point, as exact as rounding allows.
+
+
+def scipy_lbfgs(
+    value_and_gradient: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, **options: float
+) -> tuple[np.ndarray, float]:
+    """Maximize from ``start (d,)`` by SciPy's L-BFGS-B; return the end and its value, ``-inf`` if the start has none.
+
+    The function returns a value and a gradient ``(d,)``; where they are not finite, no step of the search ends.
+    """
+    iterate = evaluated = start, math.inf, np.zeros_like(start)
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal iterate, evaluated
+        value, gradient = value_and_gradient(x)
+        if not (math.isfinite(value) and np.isfinite(gradient).all()):
+            # A barrier just high enough to reject the step of the line search.
+            origin, height, slope = iterate
+            return height + 10 * (1 + abs(float(slope @ (x - origin)))), np.zeros_like(x)
+        evaluated = x.copy(), -value, -gradient
+        if not math.isfinite(iterate[1]):
+            iterate = evaluated
+        return -value, -gradient
+
+    def accepted(_: np.ndarray) -> None:
+        nonlocal iterate
+        iterate = evaluated
+
+    found = scipy.optimize.minimize(
+        loss, start, jac=True, method="L-BFGS-B", callback=accepted, options={"maxls": 50, **options}
+    )
+    return found.x, -float(found.fun)
 
 
 # Curvature by differences of gradients, and Newton steps at a mode.

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from bayeskit.inference.optimize import lbfgs, lbfgs_path, negative_hessian, refine_mode
+from bayeskit.inference.optimize import lbfgs, lbfgs_path, negative_hessian, refine_mode, scipy_lbfgs
 
 DOUBLE = torch.float64
 PRECISION = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 40.0]], dtype=DOUBLE)
@@ -74,3 +75,42 @@ def test_a_saddle_is_not_refined():
 
     refined = refine_mode(saddle, torch.tensor([0.1, 0.1], dtype=DOUBLE))
     assert refined.gain == math.inf and torch.equal(refined.position, torch.full((2,), 0.1, dtype=DOUBLE))
+
+
+def test_one_search_ends_at_the_maximum_of_the_valley_to_rounding():
+    def valley(x):
+        value, gradient = rosenbrock(torch.from_numpy(x))
+        return float(value), gradient.numpy()
+
+    end, value = scipy_lbfgs(valley, np.array([-1.2, 1.0]), ftol=1e-16, gtol=1e-12)
+    np.testing.assert_allclose(end, 1.0, rtol=0, atol=1e-8)
+    assert abs(value) < 1e-15
+
+
+def test_a_maximum_in_a_corner_of_the_support():
+    """Beyond x = 1 there is no value, and the function rises up to there."""
+    visited = []
+
+    def corner(x):
+        visited.append(float(x[0]))
+        value = 3 * x[0] - x[1] ** 2 if x[0] <= 1 else math.nan
+        return float(value), np.array([3.0, -2 * x[1]])
+
+    end, value = scipy_lbfgs(corner, np.array([-4.0, 2.0]), maxiter=200)
+    assert max(visited) > 1 >= end[0] > 0.99 and abs(end[1]) < 0.1
+    assert value == corner(end)[0]
+
+
+def test_a_step_that_ends_without_a_value_after_a_large_gain_is_rejected():
+    """The line search lengthens a step on a straight slope until it leaves the support, far above where it began."""
+
+    def cliff(x):
+        return (float(1e4 * x[0]), np.array([1e4])) if x[0] < 2.5 else (math.nan, np.array([math.nan]))
+
+    end, value = scipy_lbfgs(cliff, np.array([0.0]), maxiter=50)
+    assert 1 < end[0] < 2.5 and value == 1e4 * end[0]
+
+
+def test_a_search_from_a_start_without_a_value_says_so():
+    end, value = scipy_lbfgs(lambda x: (math.nan, np.zeros(2)), np.array([1.0, 2.0]))
+    assert value == -math.inf and end.tolist() == [1.0, 2.0]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
-from bayeskit.inference.optimize import quartile_distance, refine_mode
+from bayeskit.inference.optimize import quartile_distance, refine_mode, scipy_lbfgs
 from bayeskit.inference.peaks import KnownModes
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.engine import Engine
@@ -45,7 +44,6 @@ _MAX_GAIN = 1e-3
 _FAR, _MAX_SLOPE = 30.0, 1e-3
 #: Number of searches from prior draws in addition to the search from the best posterior draw.
 STARTS_BESIDE_DRAWS = 2
-_NOTHING = 1e300
 
 
 @dataclass(frozen=True)
@@ -181,32 +179,27 @@ def find_modes(
     # In units of the standard deviation of the starting points, so that the search does not depend on the units.
     unit = quartile_distance(start).double().cpu().numpy() if len(start) > 1 else np.ones(target.dim)
 
-    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def scaled(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
         count += objective.cost
         u = torch.as_tensor(unit * x, dtype=target.dtype, device=target.device).unsqueeze(0)
         value, gradient = objective.value_and_gradient(u)
-        result, slope = -float(value), -unit * gradient[0].double().cpu().numpy()
-        if not (math.isfinite(result) and np.isfinite(slope).all()):
-            return _NOTHING, np.zeros_like(x)
-        return result, slope
+        return float(value), unit * gradient[0].double().cpu().numpy()
 
     # Convergence is relative to the rounding error of the density, not to its magnitude.
     limit = 1000 + 20 * target.dim
     options = {
         "maxiter": 2000,
         "maxfun": limit,
-        "maxls": 50,
         "ftol": 100 * torch.finfo(target.dtype).eps,
         "gtol": 1e-12,
     }
     found: list[tuple[float, np.ndarray]] = []
     with one_thread():
         for point in start:
-            first = point.double().cpu().numpy() / unit
-            outcome = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
-            found.append((float(outcome.fun), unit * outcome.x))
-    ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < _NOTHING]
+            end, value = scipy_lbfgs(scaled, point.double().cpu().numpy() / unit, **options)
+            found.append((value, unit * end))
+    ends = [end for value, end in sorted(found, key=lambda pair: -pair[0]) if value > -math.inf]
     if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
     return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
