@@ -1,4 +1,4 @@
-"""Maximization of functions with gradients: L-BFGS from many starting points or from one, and Newton steps."""
+"""Maximization of functions with gradients: L-BFGS from many starting points or from one, Newton steps, and Adam."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "InverseHessian",
     "LBFGSState",
     "RefinedMode",
+    "adam",
     "lbfgs",
     "lbfgs_path",
     "negative_hessian",
@@ -297,3 +298,34 @@ def refine_mode(
         if is_close:
             break
     return RefinedMode(end, float(value), gain, precision, spent)
+
+
+# Stochastic gradients.
+
+
+def adam(
+    gradient: Callable[[Tensor], Tensor],
+    start: Tensor,
+    num_steps: int,
+    learning_rate: float,
+    *,
+    final_share: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    inside: Callable[[Tensor], Tensor] | None = None,
+) -> Iterator[Tensor]:
+    """Yield the position after each step of Adam (Kingma and Ba 2015) towards a maximum, of the shape of ``start``.
+
+    The learning rate falls linearly to its ``final_share``; ``inside`` maps each position to one that is allowed.
+    """
+    position = start.detach().clone().requires_grad_()
+    optimizer = torch.optim.Adam([position], lr=learning_rate, betas=betas, eps=eps, maximize=True)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, final_share, total_iters=num_steps)
+    for _ in range(num_steps):
+        position.grad = gradient(position.detach().clone())
+        optimizer.step()
+        schedule.step()
+        if inside is not None:
+            with torch.no_grad():
+                position.copy_(inside(position))
+        yield position.detach().clone()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.inference.optimize import lbfgs, lbfgs_path, negative_hessian, refine_mode, scipy_lbfgs
+from bayeskit.inference.optimize import adam, lbfgs, lbfgs_path, negative_hessian, refine_mode, scipy_lbfgs
 
 DOUBLE = torch.float64
 PRECISION = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 40.0]], dtype=DOUBLE)
@@ -114,3 +114,26 @@ def test_a_step_that_ends_without_a_value_after_a_large_gain_is_rejected():
 def test_a_search_from_a_start_without_a_value_says_so():
     end, value = scipy_lbfgs(lambda x: (math.nan, np.zeros(2)), np.array([1.0, 2.0]))
     assert value == -math.inf and end.tolist() == [1.0, 2.0]
+
+
+def test_adam_by_hand():
+    """The moments of the paper, and a rate that falls linearly."""
+    betas, eps, rate, steps = (0.8, 0.95), 1e-3, 0.3, 12
+    position, first, second = torch.tensor([2.0, -1.0], dtype=DOUBLE), 0.0, 0.0
+    path = list(adam(lambda u: -2 * u, position, steps, rate, final_share=0.25, betas=betas, eps=eps))
+    for t, found in enumerate(path, 1):
+        gradient = -2 * position
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        share = 1 - 0.75 * (t - 1) / steps
+        step = first / (1 - betas[0] ** t) / ((second / (1 - betas[1] ** t)).sqrt() + eps)
+        position = position + rate * share * step
+        torch.testing.assert_close(found, position, rtol=1e-12, atol=1e-12)
+    assert len(path) == steps
+
+
+def test_adam_stays_inside_and_ends_in_the_corner():
+    start = torch.tensor([0.2, 0.7], dtype=DOUBLE)
+    path = list(adam(lambda u: torch.tensor([1.0, -1.0], dtype=DOUBLE), start, 60, 0.1, inside=lambda u: u.clamp(0, 1)))
+    assert bool(((torch.stack(path) >= 0) & (torch.stack(path) <= 1)).all()) and path[-1].tolist() == [1.0, 0.0]
+    assert start.tolist() == [0.2, 0.7]
