@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy
@@ -17,11 +17,13 @@ from bayeskit.logdensity.own_density import ValueAndGradient
 __all__ = [
     "InverseHessian",
     "LBFGSState",
+    "NewtonProblem",
     "RefinedMode",
     "adam",
     "lbfgs",
     "lbfgs_path",
     "negative_hessian",
+    "newton",
     "quartile_distance",
     "refine_mode",
     "scipy_lbfgs",
@@ -298,6 +300,85 @@ def refine_mode(
         if is_close:
             break
     return RefinedMode(end, float(value), gain, precision, spent)
+
+
+# Newton's method for many functions in one batch.
+
+_ITERATIONS, _HALVINGS, _TOLERANCE, _NEAR = 60, 24, 1e-12, 1e-3
+#: Smallest curvature along an axis, relative to the largest.
+_LEAST_CURVATURE = 1e-10
+
+
+class NewtonProblem(Protocol):
+    """Functions of vectors ``(d,)`` to be maximized, one for each row of a batch, evaluated for some ``rows (m,)``."""
+
+    def values(self, position: Tensor, rows: Tensor) -> Tensor:
+        """Return the values at ``position (m, d)``, ``(m,)``, minus infinity where there is none."""
+        ...
+
+    def derivatives(self, position: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values ``(m,)``, gradients ``(m, d)`` and negative Hessians ``(m, d, d)``."""
+        ...
+
+
+def newton(problem: NewtonProblem, start: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximize from ``start (n, d)`` by Newton's method with line search; return ends and whether they converged.
+
+    A row has converged when the Newton decrement, twice the predicted gain, is at most ``missing (n,)`` or negligible.
+    """
+    position = start.clone()
+    done = torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    active = torch.arange(len(start), device=start.device)
+    for _ in range(_ITERATIONS):
+        value, gradient, precision = problem.derivatives(position[active], active)
+        step, decrement = _newton_step(gradient, precision)
+        # A function that rises to a supremum at infinity has a small decrement but a long step.
+        near = step.norm(dim=-1) <= _NEAR * (1 + position[active].norm(dim=-1))
+        stop = (near & (decrement <= _TOLERANCE * (1 + value.abs()))) | (decrement <= missing[active])
+        done[active] = stop
+        last = position[active] + step
+        higher = stop & (problem.values(last, active) >= value)
+        position[active[higher]] = last[higher]
+        go = (~stop).nonzero()[:, 0]
+        if not len(go):
+            break
+        active, value, step, decrement = active[go], value[go], step[go], decrement[go]
+        trial, moved = _backtracked(problem, active, position[active], step, value, decrement)
+        position[active] = trial
+        # A row without an increase by the line search has converged to within rounding.
+        done[active] = ~moved & (decrement <= 1e-6 * (1 + value.abs()))
+        active = active[moved]
+        if not len(active):
+            break
+    return position, done
+
+
+def _newton_step(gradient: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an uphill direction, ``(n, d)``, and the Newton decrement, ``(n,)``."""
+    values, vectors = torch.linalg.eigh(precision.nan_to_num(0.0, 0.0, 0.0))
+    # Absolute eigenvalues lead uphill from saddles too (Dauphin et al. 2014); small ones are bounded.
+    scale = values.abs()
+    scale = torch.maximum(scale, scale.amax(-1, keepdim=True) * _LEAST_CURVATURE).clamp_min(1e-200)
+    along = (vectors.mT @ gradient.nan_to_num(0.0, 0.0, 0.0)[..., None])[..., 0]
+    step = (vectors @ (along / scale)[..., None])[..., 0]
+    return step, (along.square() / scale).sum(-1)
+
+
+def _backtracked(
+    problem: NewtonProblem, rows: Tensor, position: Tensor, step: Tensor, value: Tensor, decrement: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Halve the steps until each row's value increases sufficiently; return positions and which rows moved."""
+    result, moved = position.clone(), torch.zeros(len(position), dtype=torch.bool, device=position.device)
+    waiting, size = torch.arange(len(position), device=position.device), 1.0
+    for _ in range(_HALVINGS):
+        trial = position[waiting] + size * step[waiting]
+        reached = problem.values(trial, rows[waiting])
+        good = (reached >= value[waiting] + _ENOUGH * size * decrement[waiting]) & (reached > value[waiting])
+        result[waiting[good]], moved[waiting[good]] = trial[good], True
+        waiting, size = waiting[~good], size / 2
+        if not len(waiting):
+            break
+    return result, moved
 
 
 # Stochastic gradients.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.inference.optimize import adam, lbfgs, lbfgs_path, negative_hessian, refine_mode, scipy_lbfgs
+from bayeskit.inference.optimize import adam, lbfgs, lbfgs_path, negative_hessian, newton, refine_mode, scipy_lbfgs
 
 DOUBLE = torch.float64
 PRECISION = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 40.0]], dtype=DOUBLE)
@@ -137,3 +137,71 @@ def test_adam_stays_inside_and_ends_in_the_corner():
     path = list(adam(lambda u: torch.tensor([1.0, -1.0], dtype=DOUBLE), start, 60, 0.1, inside=lambda u: u.clamp(0, 1)))
     assert bool(((torch.stack(path) >= 0) & (torch.stack(path) <= 1)).all()) and path[-1].tolist() == [1.0, 0.0]
     assert start.tolist() == [0.2, 0.7]
+
+
+class Batch:
+    """One function for each row of ``others``, for Newton's method."""
+
+    def __init__(self, function, *others):
+        self.function, self.others, self.num_derivatives = function, others, 0
+
+    def values(self, position, rows):
+        found = torch.func.vmap(self.function)(position, *(each[rows] for each in self.others))
+        return found.nan_to_num(nan=-math.inf)
+
+    def derivatives(self, position, rows):
+        self.num_derivatives += len(rows)
+        arguments = (position, *(each[rows] for each in self.others))
+        gradient, hessian = (of(self.function) for of in (torch.func.grad, torch.func.hessian))
+        return self.values(position, rows), *(torch.func.vmap(f)(*arguments) for f in (gradient, _negative(hessian)))
+
+
+def _negative(function):
+    return lambda *arguments: -function(*arguments)
+
+
+def test_newton_needs_one_step_on_quadratics_and_one_look_to_see_it():
+    centres = torch.tensor([[1.0, -2.0, 0.5], [100.0, 0.0, -7.0]], dtype=DOUBLE)
+    problem = Batch(lambda u, centre: -0.5 * ((u - centre) @ PRECISION * (u - centre)).sum(), centres)
+    ends, converged = newton(problem, torch.zeros(2, 3, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE))
+    torch.testing.assert_close(ends, centres, rtol=0, atol=1e-12)
+    assert bool(converged.all()) and problem.num_derivatives == 4
+
+
+def test_newton_in_valleys_at_once_and_one_by_one():
+    def valley(u, steepness):
+        return -(1 - u[0]).square() - steepness * (u[1] - u[0].square()).square()
+
+    steepness = torch.tensor([1.0, 100.0, 1e4], dtype=DOUBLE)
+    start = torch.tensor([[-1.2, 1.0]], dtype=DOUBLE).expand(3, -1)
+    ends, converged = newton(Batch(valley, steepness), start, torch.zeros(3, dtype=DOUBLE))
+    assert bool(converged.all())
+    torch.testing.assert_close(ends, torch.ones_like(ends), rtol=0, atol=1e-6)
+    for row in range(3):
+        alone, _ = newton(Batch(valley, steepness[row : row + 1]), start[:1], torch.zeros(1, dtype=DOUBLE))
+        torch.testing.assert_close(ends[row], alone[0], rtol=0, atol=1e-12)
+
+
+def test_newton_leaves_a_saddle_and_stays_inside_of_the_support():
+    def bumps(u, height):
+        """Minima of curvature at zero, maxima at one and minus one; without a value beyond two."""
+        inside = u[0].abs() < 2
+        return height * torch.where(inside, u[0].square() / 2 - u[0] ** 4 / 4, math.nan) - u[1].square()
+
+    start = torch.tensor([[0.1, 3.0], [-0.1, -3.0]], dtype=DOUBLE)
+    ends, converged = newton(Batch(bumps, torch.tensor([1.0, 5.0], dtype=DOUBLE)), start, torch.zeros(2, dtype=DOUBLE))
+    wanted = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=DOUBLE)
+    torch.testing.assert_close(ends, wanted, rtol=0, atol=1e-7)
+    assert bool(converged.all())
+
+
+def test_newton_does_not_call_a_supremum_at_infinity_a_maximum():
+    problem = Batch(lambda u, rate: -torch.exp(-rate * u[0]), torch.ones(1, dtype=DOUBLE))
+    _, converged = newton(problem, torch.zeros(1, 1, dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE))
+    assert not bool(converged.any())
+
+
+def test_newton_ends_where_little_is_missing():
+    problem = Batch(lambda u, power: -(u[0].abs() ** power), torch.full((1,), 4.0, dtype=DOUBLE))
+    ends, converged = newton(problem, torch.ones(1, 1, dtype=DOUBLE), torch.full((1,), 1e-3, dtype=DOUBLE))
+    assert bool(converged.all()) and 1e-3 < float(ends) < 0.3
