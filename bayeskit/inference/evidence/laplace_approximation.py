@@ -28,7 +28,7 @@ from bayeskit.inference.evidence.checks import (
     without_nan,
 )
 from bayeskit.inference.evidence.judgement import estimator
-from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
+from bayeskit.inference.evidence.laplus import PositiveDensity, positive_modes
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import (
     NUM_MOVED,
@@ -653,7 +653,7 @@ def _towards_zero(objective: ObjectiveFunction, end: Tensor, value: float) -> tu
     furthest = 0.5 * math.log(torch.finfo(end.dtype).max)
     with one_thread():
         start = end.clamp(-furthest, furthest).exp().unsqueeze(0)
-        found = climb_to_modes(of_positive, start, value_and_gradient=with_gradient)
+        found = positive_modes(of_positive, start, value_and_gradient=with_gradient)
     spent = objective.cost * int(found.num_evaluations.sum())
     # At an unbounded density the search may leave the range of positive floating-point numbers.
     if not float(found.value[0]) > value:

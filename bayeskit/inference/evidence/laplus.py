@@ -40,11 +40,11 @@ __all__ = [
     "SHORTEST",
     "beta_prime_laplus",
     "beyond_reach",
-    "climb_to_modes",
     "gamma_laplus",
     "gamma_laplus_importance_sampling",
     "lognormal_laplus",
     "match_gamma",
+    "positive_modes",
 ]
 
 # Modes of densities of positive coordinates, for batches of densities.
@@ -73,7 +73,7 @@ class Modes(NamedTuple):
         return self.hessian.diagonal(dim1=-2, dim2=-1)
 
 
-def climb_to_modes(
+def positive_modes(
     log_density: Callable[[Tensor], Tensor],
     start: Tensor,
     *,
@@ -81,7 +81,7 @@ def climb_to_modes(
     max_iterations: int = 100,
     tolerance: float = 1e-12,
 ) -> Modes:
-    """Climb from positive ``start (densities, dim)`` to a mode of each of several densities by Newton's method.
+    """Maximize each of several densities from positive ``start (densities, dim)`` by Newton's method.
 
     ``log_density`` maps ``(points, densities, dim)`` to ``(points, densities)``; ``tolerance`` is relative.
     """
@@ -135,7 +135,7 @@ def _step(x: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     # Scaled to a unit diagonal: coordinates near zero have almost no curvature left.
     scale = precision.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(x.dtype).eps).sqrt()
     values, vectors = torch.linalg.eigh(precision / scale[:, :, None] / scale[:, None, :])
-    # An ascent direction even if the density is not log-concave.
+    # Uphill even if the density is not log-concave.
     values = values.abs().clamp(min=1e-4)
     turned = vectors.mT @ (slope / scale)[..., None]
     step = (vectors @ (turned / values[..., None])).squeeze(-1) / scale
@@ -188,7 +188,7 @@ def _match_lognormal(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tenso
 # A target as a density of positive coordinates, and its mode.
 
 _PROBES, _STARTS = 3, 4
-#: Modes below this are small compared with the steps of :func:`climb_to_modes`.
+#: Modes below this are small compared with the steps of :func:`positive_modes`.
 _SMALL = 1e-3
 
 
@@ -244,7 +244,7 @@ class PositiveDensity:
         generator = new_generator(seed, self.target.device, stream="positive mode")
         start = starting_points(self.target, _STARTS, one, generator).exp()
         with one_thread():
-            found: Modes = climb_to_modes(self.log_density, start, value_and_gradient=self.value_and_gradient)
+            found: Modes = positive_modes(self.log_density, start, value_and_gradient=self.value_and_gradient)
         best = int(found.value.argmax())
         problems = () if bool(found.converged[best]) else ("the search for the mode did not converge",)
         position = found.position[best]

@@ -16,8 +16,8 @@ from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
+from bayeskit.inference.known_modes import KnownModes
 from bayeskit.inference.optimize import quartile_distance, refine_mode, scipy_lbfgs
-from bayeskit.inference.peaks import KnownModes
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.engine import Engine
 from bayeskit.logdensity.own_density import ValueAndGradient
@@ -231,7 +231,7 @@ def not_a_maximum(
     directions = [gradient / gradient.norm().clamp(min=torch.finfo(end.dtype).tiny)]
     if bool(precision.isfinite().all()):
         values, vectors = torch.linalg.eigh(precision)
-        # An ascent direction even without log-concavity, and bounded even in flat directions.
+        # Uphill even without log-concavity, and bounded even in flat directions.
         values = values.abs().clamp(min=1e-4)
         directions.append(vectors @ (vectors.mT @ gradient / values))
     steps = torch.logspace(-8, 2, 21, dtype=end.dtype, device=end.device)[:, None, None]

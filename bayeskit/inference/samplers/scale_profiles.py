@@ -83,7 +83,7 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Knot:
             return Knot(whole(w), -math.inf, 0.0, torch.zeros_like(start), spent)
         scale = precision.diagonal().abs().clamp(min=torch.finfo(w.dtype).tiny).rsqrt()
         curvature, axes = torch.linalg.eigh(scale[:, None] * precision * scale)
-        # On a saddle, where a climb begins or ends early, curvatures count as positive.
+        # On a saddle, where a search begins or ends early, curvatures count as positive.
         curvature, axes = curvature.abs().clamp(min=_LEAST_CURVATURE), scale[:, None] * axes
         covariance = (axes / curvature) @ axes.T
         half_log_det = float(0.5 * curvature.log().sum() - scale.log().sum())

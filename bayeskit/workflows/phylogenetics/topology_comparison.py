@@ -34,7 +34,7 @@ from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
-from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
+from bayeskit.inference.evidence.laplus import SHORTEST, Modes, match_gamma, positive_modes
 from bayeskit.inference.evidence.methods import METHODS
 from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.logdensity.target import Target
@@ -1104,7 +1104,7 @@ def first_proposals(
                 return value + x.log().sum(-1) if infinite else value
 
             # Not from another topology's mode, which may be near a lower mode of this one.
-            found.append(climb_to_modes(log_density, start.expand(len(places), -1), tolerance=_GAIN))
+            found.append(positive_modes(log_density, start.expand(len(places), -1), tolerance=_GAIN))
             bar.update(int(places[-1]) + 1)
     modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
     x, z = modes.position[:, :edges], modes.position

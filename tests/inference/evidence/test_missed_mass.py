@@ -18,8 +18,8 @@ from bayeskit.inference import evidence
 from bayeskit.inference.evidence.laplace_approximation import laplace, maximum_likelihood, maximum_posterior
 from bayeskit.inference.evidence.missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 from bayeskit.inference.evidence.modes import find_mode, likelihood
+from bayeskit.inference.known_modes import weigh_mode
 from bayeskit.inference.optimize import lbfgs
-from bayeskit.inference.peaks import weigh_peak
 
 DOUBLE = torch.float64
 SAMPLERS = (
@@ -179,7 +179,7 @@ def test_the_mass_of_a_peak(limit):
     factor = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.1, 0.0], [-1.0, 0.3, 5.0]], dtype=DOUBLE)
     normal = torch.distributions.MultivariateNormal(torch.ones(3, dtype=DOUBLE), scale_tril=factor, validate_args=False)
     target = bk.Target.from_functions(normal.log_prob, lambda u: 7.0 + 0 * u[..., 0], 3, compile=False)
-    peak, spent = weigh_peak(target, torch.ones(3, dtype=DOUBLE))
+    peak, spent = weigh_mode(target, torch.ones(3, dtype=DOUBLE))
     assert abs(math.expm1(peak.log_mass - 7 - math.log(0.9))) < limit() * peak.relative_error and spent > 1000
     inside = peak.holds(normal.sample((4000,))).double().mean()
     assert abs(float(inside) - 0.9) < limit() * math.sqrt(0.09 / 4000)
