@@ -5,10 +5,22 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
-from bayeskit.inference.optimize import adam, lbfgs, lbfgs_path, negative_hessian, newton, refine_mode, scipy_lbfgs
+from bayeskit.core.randomness import new_generator
+from bayeskit.inference.optimize import (
+    InverseHessian,
+    adam,
+    lbfgs,
+    lbfgs_path,
+    negative_hessian,
+    newton,
+    refine_mode,
+    scipy_lbfgs,
+)
 
 DOUBLE = torch.float64
+FAILURE_RATE = 1e-5
 PRECISION = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 40.0]], dtype=DOUBLE)
 CENTRE = torch.tensor([1.0, -2.0, 0.5], dtype=DOUBLE)
 
@@ -43,6 +55,76 @@ def test_a_start_without_a_value_stays_and_harms_no_other():
     ends, values, _ = lbfgs(half_line, torch.tensor([[-1.0], [4.0]], dtype=DOUBLE))
     assert values[0] == -torch.inf and ends[0] == -1
     assert abs(float(ends[1]) - 1) < 0.05 and abs(float(values[1]) + 1) < 2e-3
+
+
+def pairs_of(precision, n, count, generator):
+    """Steps and what they show of a quadratic, the third useless to the second search."""
+    result = []
+    for k in range(count):
+        step = torch.randn(n, len(precision), generator=generator, dtype=DOUBLE)
+        bend = step @ precision
+        weight = 1 / (step * bend).sum(-1)
+        if k == 2:
+            weight = weight * torch.tensor([1.0, 0.0] + [1.0] * (n - 2), dtype=DOUBLE)
+        result.append((step, bend, weight))
+    return tuple(result)
+
+
+def dense_inverse(diagonal, pairs, row):
+    """BFGS updates of the inverse Hessian as matrices."""
+    d = pairs[0][0].shape[1]
+    identity = torch.eye(d, dtype=DOUBLE)
+    inverse = torch.diag(diagonal)
+    for step, bend, weight in pairs:
+        s, y, w = step[row], bend[row], weight[row]
+        left = identity - w * torch.outer(s, y)
+        inverse = left @ inverse @ left.T + w * torch.outer(s, s)
+    return inverse
+
+
+@pytest.fixture
+def curved():
+    generator = new_generator(1)
+    root = torch.randn(5, 5, generator=generator, dtype=DOUBLE)
+    precision = root @ root.T + 0.1 * torch.eye(5, dtype=DOUBLE)
+    diagonal = torch.rand(3, 5, generator=generator, dtype=DOUBLE) + 0.5
+    return InverseHessian(diagonal, pairs_of(precision, 3, 4, generator))
+
+
+def test_the_inverse_hessian_is_that_of_bfgs(curved):
+    vector = torch.randn(3, 5, generator=new_generator(2), dtype=DOUBLE)
+    for row in range(3):
+        exact = dense_inverse(curved.diagonal[row], curved.pairs, row)
+        torch.testing.assert_close(curved.times(vector)[row], exact @ vector[row], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(curved.log_determinant()[row], torch.logdet(exact), rtol=1e-9, atol=1e-9)
+    some = curved.of(torch.tensor([2, 0]))
+    torch.testing.assert_close(some.log_determinant(), curved.log_determinant()[[2, 0]])
+
+
+def test_draws_have_the_covariance_of_the_inverse_hessian(curved):
+    """Squares along any direction, whitened by what they should be, are chi-square with one degree of freedom."""
+    count = 20_000
+    draws = curved.draws(count, new_generator(3))
+    directions = torch.randn(12, 5, generator=new_generator(4), dtype=DOUBLE)
+    scores = []
+    for row in range(3):
+        exact = dense_inverse(curved.diagonal[row], curved.pairs, row)
+        along = draws[:, row] @ directions.T
+        relative = along.square().mean(0) / ((directions @ exact) * directions).sum(-1)
+        scores.append((relative - 1) / math.sqrt(2 / count))
+    assert float(torch.stack(scores).abs().max()) < norm.isf(FAILURE_RATE / 72), scores
+
+
+def test_a_search_ends_in_the_last_of_its_states():
+    def hill(u):
+        return -u.square().sum(-1), -2 * u
+
+    start = torch.tensor([[1.0, 300.0], [-2.0, 5.0], [4.0, -80.0]], dtype=DOUBLE)
+    path = list(lbfgs_path(hill, start, 80))
+    ends, values, count = lbfgs(hill, start)
+    assert torch.equal(path[-1].position, ends) and torch.equal(path[-1].value, values)
+    assert path[-1].num_evaluations == count == 3 * len(path)
+    assert not bool(path[0].moved.any()) and torch.equal(path[0].position, start)
 
 
 def test_a_newton_step_on_a_quadratic_is_exact():

@@ -36,10 +36,10 @@ def test_each_narrow_term_is_found_from_afar(how, modes):
     ends = torch.cat([lbfgs(objective, start)[0] for objective in objectives_of_summands(target)])
     for mode in modes:
         assert float((ends - mode).norm(dim=-1).min()) < 0.01
-    assert float((climb_plainly(target, start) - CENTRES[2]).norm(dim=-1).min()) > 0.1  # which the density is not
+    assert float((search_plainly(target, start) - CENTRES[2]).norm(dim=-1).min()) > 0.1  # which the density is not
 
 
-def climb_plainly(target, start):
+def search_plainly(target, start):
     return lbfgs(target.value_and_grad, start)[0]
 
 

@@ -44,7 +44,7 @@ def test_chains_come_near_their_temperature(sharp):
     assert float(sharp.log_likelihood(best).max()) < mean_log_likelihood(float(LEVELS[1]))
 
 
-def test_a_ladder_climbs_and_needs_little_warm_up_then(sharp, monkeypatch):
+def test_a_ladder_starts_near_and_needs_little_warm_up_then(sharp, monkeypatch):
     points, starts_made = TemperedStarts.points, []
 
     def recorded(self, target, beta, generator):
@@ -62,7 +62,7 @@ def test_a_ladder_climbs_and_needs_little_warm_up_then(sharp, monkeypatch):
     assert torch.equal(levels, LEVELS)
 
 
-def test_gradients_of_the_climb_are_counted(sharp, monkeypatch):
+def test_gradients_of_the_starts_are_counted(sharp, monkeypatch):
     evaluator, rows = sharp.evaluator, []
 
     def counted(num_rows, planned_calls):
