@@ -26,6 +26,7 @@ __all__ = [
     "newton",
     "quartile_distance",
     "refine_mode",
+    "saddle_free_inverse",
     "scipy_lbfgs",
 ]
 
@@ -226,6 +227,8 @@ def scipy_lbfgs(
 _MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
 #: Largest number of Newton steps at a mode, and predicted gain after which no further step is needed.
 _MAX_STEPS, _CLOSE = 5, 1e-8
+#: Smallest curvature of an axis, relative to the curvatures along the coordinates.
+_LEAST_OF_UNIT = 1e-4
 
 
 def negative_hessian(value_and_gradient: ValueAndGradient, mode: Tensor) -> tuple[Tensor, int]:
@@ -257,6 +260,20 @@ def _differences(value_and_gradient: ValueAndGradient, mode: Tensor, step: Tenso
     # The steps as rounded by the floating-point format.
     hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
     return -0.5 * (hessian + hessian.T)
+
+
+def saddle_free_inverse(precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inverses of symmetric matrices ``(*batch, d, d)``, and half of their log determinants, ``(*batch)``.
+
+    On a saddle, negative curvatures count as positive, so that a Newton step leads uphill.
+    """
+    # Scaled to a unit diagonal, so that the bound of small curvatures does not depend on units.
+    smallest = torch.finfo(precision.dtype).tiny ** 0.5
+    scale = precision.diagonal(dim1=-2, dim2=-1).abs().clamp(min=smallest).rsqrt()
+    curvature, axes = torch.linalg.eigh(scale[..., :, None] * precision * scale[..., None, :])
+    curvature, axes = curvature.abs().clamp(min=_LEAST_OF_UNIT), scale[..., :, None] * axes
+    inverse = (axes / curvature[..., None, :]) @ axes.mT
+    return inverse, scale.log().sum(-1) - 0.5 * curvature.log().sum(-1)
 
 
 class RefinedMode(NamedTuple):

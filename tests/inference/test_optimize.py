@@ -16,6 +16,7 @@ from bayeskit.inference.optimize import (
     negative_hessian,
     newton,
     refine_mode,
+    saddle_free_inverse,
     scipy_lbfgs,
 )
 
@@ -148,6 +149,20 @@ def test_newton_steps_end_at_the_maximum_of_the_valley():
 def test_no_newton_step_is_taken_far_from_a_maximum_or_at_it(end):
     refined = refine_mode(quadratic, end)
     assert torch.equal(refined.position, end)
+
+
+def test_inverses_count_curvatures_as_positive_in_any_units():
+    inverse, log_root = saddle_free_inverse(PRECISION)
+    torch.testing.assert_close(inverse, torch.linalg.inv(PRECISION), rtol=1e-12, atol=1e-12)
+    assert abs(float(log_root) + 0.5 * float(torch.logdet(PRECISION))) < 1e-12
+    units = torch.tensor([1e-6, 1e5], dtype=DOUBLE)
+    saddles = torch.diag_embed(torch.tensor([[1.0, 1.0], [-1.0, 2.0], [3.0, -1.0]], dtype=DOUBLE) * units.square())
+    inverse, _ = saddle_free_inverse(saddles)
+    torch.testing.assert_close(
+        inverse, torch.diag_embed(1 / saddles.abs().diagonal(dim1=-2, dim2=-1)), rtol=1e-12, atol=1e-9
+    )
+    flat, _ = saddle_free_inverse(torch.zeros(2, 2, dtype=DOUBLE))
+    assert bool(flat.isfinite().all()) and float(torch.linalg.eigvalsh(flat).min()) > 0
 
 
 def test_a_saddle_is_not_refined():

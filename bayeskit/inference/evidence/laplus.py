@@ -26,6 +26,7 @@ from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import missed_mass
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.optimize import saddle_free_inverse
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
@@ -132,13 +133,7 @@ def _step(x: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     """Return an uphill step of the logarithms of the coordinates."""
     slope = gradient * x
     precision = -hessian * x[:, :, None] * x[:, None, :] - torch.diag_embed(slope)
-    # Scaled to a unit diagonal: coordinates near zero have almost no curvature left.
-    scale = precision.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(x.dtype).eps).sqrt()
-    values, vectors = torch.linalg.eigh(precision / scale[:, :, None] / scale[:, None, :])
-    # Uphill even if the density is not log-concave.
-    values = values.abs().clamp(min=1e-4)
-    turned = vectors.mT @ (slope / scale)[..., None]
-    step = (vectors @ (turned / values[..., None])).squeeze(-1) / scale
+    step = (saddle_free_inverse(precision)[0] @ slope[..., None]).squeeze(-1)
     return step.clamp(-_LARGEST_CHANGE, _LARGEST_CHANGE)
 
 
