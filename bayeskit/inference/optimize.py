@@ -98,7 +98,7 @@ class LBFGSState(NamedTuple):
     slope: Tensor  # (n, d), with respect to scaled coordinates
     moved: Tensor  # (n,), bool: the step was accepted
     curvature: InverseHessian
-    num_evaluations: int
+    num_gradients: int
 
 
 def lbfgs(value_and_gradient: ValueAndGradient, start: Tensor, max_iterations: int = 80) -> tuple[Tensor, Tensor, int]:
@@ -108,7 +108,7 @@ def lbfgs(value_and_gradient: ValueAndGradient, start: Tensor, max_iterations: i
     """
     with one_thread():
         *_, last = lbfgs_path(value_and_gradient, start, max_iterations)
-    return last.position, last.value, last.num_evaluations
+    return last.position, last.value, last.num_gradients
 
 
 def quartile_distance(points: Tensor) -> Tensor:
@@ -163,17 +163,17 @@ def lbfgs_path(
         value, slope = torch.where(accepted, reached, value), torch.where(accepted[:, None], new_slope, slope)
         diagonal = torch.where(curved.unsqueeze(-1), _updated(diagonal, step, bend, weight, ratio), diagonal)
         yield LBFGSState(start + scale * z, value, slope, accepted, InverseHessian(diagonal, tuple(pairs)), count)
-        newton = InverseHessian(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
-        uphill = (newton * slope).sum(-1) > 0
+        quasi_newton = InverseHessian(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
+        uphill = (quasi_newton * slope).sum(-1) > 0
         known = uphill & (ratio > 0)
         # Where the curvature is unknown, along the gradient, four times as far as this step.
         plain = 4 * length[:, None] * direction.norm(dim=-1, keepdim=True) * slope
         plain = plain / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
         convex = accepted & (inner <= 0)
-        renewed = torch.where((known & ~convex)[:, None], newton, plain)
+        renewed = torch.where((known & ~convex)[:, None], quasi_newton, plain)
         direction = torch.where(accepted[:, None], renewed, direction)
         length = torch.where(accepted, torch.ones_like(length), _SHRINK * length)
-        done = accepted & (gain < _MIN_GAIN) & known & ((newton * slope).sum(-1) < _MIN_GAIN)
+        done = accepted & (gain < _MIN_GAIN) & known & ((quasi_newton * slope).sum(-1) < _MIN_GAIN)
         active = active & ~done & (length > torch.finfo(z.dtype).eps)
 
 

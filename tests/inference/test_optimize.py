@@ -124,7 +124,7 @@ def test_a_search_ends_in_the_last_of_its_states():
     path = list(lbfgs_path(hill, start, 80))
     ends, values, count = lbfgs(hill, start)
     assert torch.equal(path[-1].position, ends) and torch.equal(path[-1].value, values)
-    assert path[-1].num_evaluations == count == 3 * len(path)
+    assert path[-1].num_gradients == count == 3 * len(path)
     assert not bool(path[0].moved.any()) and torch.equal(path[0].position, start)
 
 

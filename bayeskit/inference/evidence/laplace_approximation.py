@@ -541,7 +541,7 @@ def maximum_likelihood(
     >>> abs(z.log_evidence - math.log(120 * 0.3**3 * 0.7**7)) < 1e-9, z.trusted
     (True, False)
     """
-    return _maximised("maximum_likelihood", target, likelihood, draws, mode, seed)
+    return _maximized("maximum_likelihood", target, likelihood, draws, mode, seed)
 
 
 def _of_unknown_scale(target: Target, parts: Parts) -> str | None:
@@ -596,10 +596,10 @@ def maximum_posterior(
     >>> abs(z.log_evidence - math.log(2 * p * 120 * p**3 * (1 - p) ** 7)) < 1e-9, z.trusted
     (True, False)
     """
-    return _maximised("maximum_posterior", target, posterior_of_values, draws, mode, seed)
+    return _maximized("maximum_posterior", target, posterior_of_values, draws, mode, seed)
 
 
-def _maximised(
+def _maximized(
     name: str,
     target: Target,
     objective_of: Callable[[Target], ObjectiveFunction],

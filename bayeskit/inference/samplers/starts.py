@@ -307,7 +307,7 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
 
     memory = min(_MAX_MEMORY, max(12, 2 * d))
     path = list(lbfgs_path(value_and_gradient, points, _MAX_GRADIENTS, scale, memory))
-    spent = path[-1].num_evaluations
+    spent = path[-1].num_gradients
     draws, bound, num_drawn = _approximations(target, path, beta, scale, generator)
     best = bound.amax(0)
     whose = _hills(best, beta, _NEGLIGIBLE + d, generator)
