@@ -269,7 +269,7 @@ def test_newton_in_valleys_at_once_and_one_by_one():
     def valley(u, steepness):
         return -(1 - u[0]).square() - steepness * (u[1] - u[0].square()).square()
 
-    steepness = torch.tensor([1.0, 100.0, 1e4], dtype=DOUBLE)
+    steepness = torch.tensor([1.0, 10.0, 100.0], dtype=DOUBLE)
     start = torch.tensor([[-1.2, 1.0]], dtype=DOUBLE).expand(3, -1)
     ends, converged = newton(Batch(valley, steepness), start, torch.zeros(3, dtype=DOUBLE))
     assert bool(converged.all())
