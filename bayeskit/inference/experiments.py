@@ -16,6 +16,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.held_out.information import Information
+from bayeskit.inference.optimize import adam
 from bayeskit.inference.proposals import student_log_prob
 from bayeskit.logdensity.outcomes import Data, Outcomes
 
@@ -568,8 +569,8 @@ def information_gradient(
     True
     """
     of, about = _checked(num_outer, num_inner, of, about)
-    climb = _Climb(model, args, of, about, num_inner, _design(design), seed)
-    return climb.gradient(climb.start, num_outer, new_generator(seed, stream="design"), checked=True)
+    designs = _Designs(model, args, of, about, num_inner, _design(design), seed)
+    return designs.gradient(designs.start, num_outer, new_generator(seed, stream="design"), checked=True)
 
 
 def _design(design: Any) -> Tensor:
@@ -581,7 +582,7 @@ def _design(design: Any) -> Tensor:
     return design.detach()
 
 
-class _Climb:
+class _Designs:
     """Gradients of the information of a model at designs within bounds."""
 
     def __init__(
@@ -750,14 +751,14 @@ def best_design(
     num_inner: int = 50,
     seed: int = 0,
 ) -> BestDesign:
-    """Climb to the design with the largest expected information, by stochastic gradients (Adam).
+    """Find the design with the largest expected information, by stochastic gradients (Adam).
 
     Parameters
     ----------
     model : callable
         A Pyro model of ``(design, *args)``.
     design : Tensor
-        Start of the climb, of any shape. There may be several maxima: try several starts.
+        Start of the search, of any shape. There may be several maxima: try several starts.
     *args
         Other arguments of the model.
     of, about : str or sequence of str
@@ -800,26 +801,20 @@ def best_design(
     learning_rate = real_number("learning_rate", learning_rate, "(0, inf)")
     start_at = _design(design)
     bounds = (-math.inf, math.inf) if within is None else _bounds(within, start_at)
-    climb = _Climb(model, args, of, about, num_inner, start_at, seed, bounds)
-    at = climb.start.clone().requires_grad_()
-    optimizer = torch.optim.Adam([at], lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=num_steps)
-    generator, path = new_generator(seed, stream="best design"), []
-    start = information(model, at.detach().clone(), *args, of=of, about=about, num_outer=10 * num_outer, seed=seed)
-    for _ in range(num_steps):
-        now = at.detach().clone()
-        step = climb.gradient(now, num_outer, generator, checked=False)
-        if not step.gradient.isfinite().all():
+    designs = _Designs(model, args, of, about, num_inner, start_at, seed, bounds)
+    generator = new_generator(seed, stream="best design")
+    start = information(model, designs.start, *args, of=of, about=about, num_outer=10 * num_outer, seed=seed)
+
+    def gradient(now: Tensor) -> Tensor:
+        found = designs.gradient(now, num_outer, generator, checked=False).gradient
+        if not found.isfinite().all():
             raise SettingsError(f"the gradient is not finite at the design {now.tolist()}; keep designs within bounds")
-        at.grad = -step.gradient
-        optimizer.step()
-        schedule.step()
-        with torch.no_grad():
-            at.copy_(climb.inside(at))
-        path.append(at.detach().clone())
+        return found
+
+    path = list(adam(gradient, designs.start, num_steps, learning_rate, final_share=0.05, inside=designs.inside))
     best = torch.stack(path[num_steps // 2 :]).mean(0)
     end = information(model, best, *args, of=of, about=about, num_outer=10 * num_outer, seed=seed)
-    last = climb.gradient(best, 10 * num_outer, generator, checked=True)
+    last = designs.gradient(best, 10 * num_outer, generator, checked=True)
     problems = [*end.warnings, *last.warnings]
     moved = path[-1] - path[num_steps // 2]
     rise, error = float((last.gradient * moved).sum()), float((last.standard_error * moved).square().sum().sqrt())

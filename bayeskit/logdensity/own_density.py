@@ -29,9 +29,10 @@ from bayeskit.logdensity.density import names_of
 from bayeskit.logdensity.pyro_density import Site
 from bayeskit.logdensity.pyro_runs import tensors_in
 
-__all__ = ["ONE_DENSITY", "Names", "OwnDensity", "OwnGradient", "checked_density"]
+__all__ = ["ONE_DENSITY", "Names", "OwnDensity", "OwnGradient", "ValueAndGradient", "checked_density"]
 
 Names = Mapping[str, int | Sequence[int]] | Sequence[str]
+#: Maps positions to log densities and their gradients.
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 ONE_DENSITY = (

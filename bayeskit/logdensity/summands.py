@@ -1,7 +1,7 @@
 """Sums of exponentials in a density, replaced by one of their terms.
 
 A narrow term of a mixture has no slope to follow outside of its own width: the other terms are larger there. The term
-by itself has one everywhere, so a climb finds its mode from any start.
+by itself has one everywhere, so a search finds its mode from any start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 from bayeskit.core.evaluation import Evaluator
 from bayeskit.core.untraceable import UNTRACEABLE
-from bayeskit.logdensity.climbing import ClimbObjective
+from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
 
 __all__ = ["objectives_of_summands"]
 
-#: Largest number of terms that are climbed, each in all sums at once.
+#: Largest number of terms that are maximized, each in all sums at once.
 _MOST = 8
 _PAIRS = (torch.logaddexp, Tensor.logaddexp)
 _SUMS = (torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
@@ -57,7 +57,7 @@ class _OneTerm(TorchFunctionMode):
         return values.narrow(dim, place, 1) if keepdim else values.select(dim, place)
 
 
-def objectives_of_summands(target: Target) -> Iterator[ClimbObjective]:
+def objectives_of_summands(target: Target) -> Iterator[ValueAndGradient]:
     """Yield the log density with each sum of exponentials replaced by the mean of its terms, then by single terms.
 
     None without such sums, where vectors are evaluated one by one, and where gradients are not torch's.
@@ -73,10 +73,10 @@ def objectives_of_summands(target: Target) -> Iterator[ClimbObjective]:
         yield _of_terms(evaluate, which)
 
 
-def _of_terms(evaluate: Evaluator, which: int | None) -> ClimbObjective:
+def _of_terms(evaluate: Evaluator, which: int | None) -> ValueAndGradient:
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
         with _OneTerm(which):
             found = evaluate(u, torch.ones_like(u[:, 0]))
         return found.log_density.detach(), found.gradient
 
-    return ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient)
+    return value_and_gradient

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.logdensity.climbing import climb
+from bayeskit.inference.optimize import lbfgs
 from bayeskit.logdensity.summands import objectives_of_summands
 
 DOUBLE = torch.float64
@@ -33,14 +33,14 @@ def test_each_narrow_term_is_found_from_afar(how, modes):
 
     target = bk.Target.from_pyro(model)
     start = torch.tensor([[5.0, -7.0]], dtype=DOUBLE)
-    ends = torch.cat([climb(objective, start)[0] for objective in objectives_of_summands(target)])
+    ends = torch.cat([lbfgs(objective, start)[0] for objective in objectives_of_summands(target)])
     for mode in modes:
         assert float((ends - mode).norm(dim=-1).min()) < 0.01
-    assert float((climb_plainly(target, start) - CENTRES[2]).norm(dim=-1).min()) > 0.1  # which the density is not
+    assert float((search_plainly(target, start) - CENTRES[2]).norm(dim=-1).min()) > 0.1  # which the density is not
 
 
-def climb_plainly(target, start):
-    return climb(bk.inference.peaks.posterior(target), start)[0]
+def search_plainly(target, start):
+    return lbfgs(target.value_and_grad, start)[0]
 
 
 def test_components_of_a_mixture_distribution_are_terms():
@@ -51,7 +51,7 @@ def test_components_of_a_mixture_distribution_are_terms():
             pyro.sample("y", dist.MixtureSameFamily(weights, dist.Normal(centre, 0.5)), obs=y)
 
     target = bk.Target.from_pyro(model, torch.tensor([1.0, 1.2, 0.8], dtype=DOUBLE))
-    found = [climb(objective, torch.zeros(1, 2, dtype=DOUBLE))[0][0] for objective in objectives_of_summands(target)]
+    found = [lbfgs(objective, torch.zeros(1, 2, dtype=DOUBLE))[0][0] for objective in objectives_of_summands(target)]
     assert len(found) == 3  # the mean, and each component
     exact = 3.0 / (3 + 0.25 / 25)
     assert abs(float(found[1][0]) - exact) < 0.02 and abs(float(found[2][1]) - exact) < 0.02

@@ -20,7 +20,7 @@ from bayeskit.inference.evidence.decorator import estimator
 from bayeskit.inference.evidence.judging.densities import with_rounding
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.optimize import negative_hessian
 from bayeskit.inference.ratio import LEAST_OVERLAP, bidirectional_ratio
 from bayeskit.logdensity.target import Target
 
@@ -49,7 +49,7 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
     # heavy-tailed, or not log-concave at its mean.
     if d > _FEW_DIMENSIONS and d * (d + 3) > 4 * _MAX_LOSS * len(flat):
         centre = flat.mean(0)
-        precision, spent = negative_hessian(target, centre)
+        precision, spent = negative_hessian(target.value_and_grad, centre)
         if bool(precision.isfinite().all() & (flat.var(0) > 0).all()):
             factor, failed = torch.linalg.cholesky_ex(_corrected(flat - centre, precision))
             if not bool(failed) and bool(factor.isfinite().all()):

@@ -27,8 +27,8 @@ from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of, html_tables, text_lines
+from bayeskit.inference.known_modes import KnownModes, ModeCheck, WeightedMode, remembered_checks
 from bayeskit.inference.marginalization import LaplaceCorrection
-from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, remembered_checks
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target, require_target
 
@@ -416,13 +416,13 @@ def compare(
         if any(part in method.needs for method in applied):
             runs.part(part)
     answers: dict[str, Evidence | PredictiveScore] = {}
-    checks: dict[str, list[PeakCheck]] = {}
+    checks: dict[str, list[ModeCheck]] = {}
     with comparison():
         for method in applied:
             with remembered_checks() as checks[method.name]:
                 answers[method.name] = _answer(method, runs, seed)
     known_modes = KnownModes.of(target)
-    answers = {name: _judged_again(answer, checks[name], known_modes.peaks) for name, answer in answers.items()}
+    answers = {name: _judged_again(answer, checks[name], known_modes.weighted) for name, answer in answers.items()}
     correction: LaplaceCorrection | None = None
     problems: tuple[str, ...] = ()
     if any(isinstance(answer, Evidence) for answer in answers.values()):
@@ -440,17 +440,17 @@ def compare(
         refused,
         {method.name: method.needs for method in applied},
         dict(runs.seconds),
-        (*constants.warnings, *constants.notes, *([known_modes.summary] if known_modes.peaks else [])),
+        (*constants.warnings, *constants.notes, *([known_modes.summary] if known_modes.weighted else [])),
     )
 
 
 def _judged_again(
-    answer: Evidence | PredictiveScore, checks: Sequence[PeakCheck], peaks: Sequence[Peak]
+    answer: Evidence | PredictiveScore, checks: Sequence[ModeCheck], modes: Sequence[WeightedMode]
 ) -> Evidence | PredictiveScore:
     """Return an estimate with a warning if it misses a mode that another method found later."""
     if not (isinstance(answer, Evidence) and answer.trusted):
         return answer
-    problems = [problem for check in checks for problem in check(peaks)]
+    problems = [problem for check in checks for problem in check(modes)]
     return replace(answer, warnings=(*answer.warnings, *problems[:1])) if problems else answer
 
 

@@ -16,11 +16,10 @@ from bayeskit.core.page import Listed, PageTable, measured, result_html
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import with_error
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.modes import find_modes, likelihood
+from bayeskit.inference.evidence.modes import ObjectiveFunction, find_modes, likelihood, posterior
 from bayeskit.inference.marginalization import MarginalTarget, marginalize
-from bayeskit.inference.peaks import negative_hessian, posterior
+from bayeskit.inference.optimize import quartile_distance, refine_mode
 from bayeskit.inference.samplers.starts import CANDIDATES, prior_positions, starting_points
-from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ __all__ = ["LocalMaximum", "MaximizedEvidence", "maximize"]
 
 #: Ends of searches within this many standard errors of each other, or this many nats, are one maximum.
 _SAME_PLACE, _SAME_HEIGHT = 0.1, 1e-3
-#: Largest gain of a Newton step at a maximum, in nats, and largest number of such steps.
-_MAX_GAIN, _MAX_STEPS = 1e-8, 5
+#: Largest predicted gain of one more Newton step at a maximum, and gains of steps that are taken, in nats.
+_MAX_GAIN, _GAINS = 1e-8, (0.0, 1.0)
 #: Standard errors at which the height is looked at on both sides, and the least share of the expected fall there.
 _AWAY, _LEAST_FALL = 2.0, 0.25
 #: Steps of the way there on which the gradient has to explain the change of the height, and the least jump in nats.
@@ -357,14 +356,15 @@ class _Look(NamedTuple):
 
     @property
     def least(self) -> float:
-        """What is left of the height when rounding, by which a search may have climbed, is taken away."""
+        """What is left of the height when rounding, by which a search may have been misled, is taken away."""
         return self.height - _ROUNDINGS * self.rounding
 
 
-def _look(target: Target, objective: ClimbObjective, end: Tensor, usual: _Usual, remedy: str) -> _Look:
+def _look(target: Target, objective: ObjectiveFunction, end: Tensor, usual: _Usual, remedy: str) -> _Look:
     """Go to the maximum by Newton's method and look to both sides of it."""
     unit = usual.spread
-    end, height, gain, precision, spent = _refined(target, objective, end)
+    end, height, gain, precision, spent = refine_mode(objective.value_and_gradient, end, _GAINS)
+    spent *= objective.cost
     covariance, rounding = _inverse(precision), _rounding(objective, end, unit)
     spent += _LOOKS
     limit = max(_MAX_GAIN, _ROUNDINGS * rounding)
@@ -398,7 +398,7 @@ def _look(target: Target, objective: ClimbObjective, end: Tensor, usual: _Usual,
 
 
 def _why_no_maximum(
-    target: Target, objective: ClimbObjective, end: Tensor, height: float, usual: _Usual, remedy: str
+    target: Target, objective: ObjectiveFunction, end: Tensor, height: float, usual: _Usual, remedy: str
 ) -> tuple[tuple[str, ...], int]:
     """Return why the end of a search is no maximum, and evaluations."""
     # The curvature gives no scale. A maximum is missing on the side on which the height hardly falls or rises.
@@ -417,36 +417,11 @@ def _why_no_maximum(
     return (f"the search stopped where the height is not smooth or hardly bent, {_JUMP}",), spent
 
 
-def _rounding(objective: ClimbObjective, end: Tensor, unit: Tensor) -> float:
+def _rounding(objective: ObjectiveFunction, end: Tensor, unit: Tensor) -> float:
     """Return the size of rounding errors of the height: its second differences over tiny steps."""
     places = torch.linspace(-_TINY, _TINY, _LOOKS, dtype=end.dtype, device=end.device)
     bends = objective.value(end + places.unsqueeze(-1) * unit).diff(n=2).abs()
     return float(bends.nan_to_num(nan=torch.inf).max())
-
-
-def _refined(target: Target, objective: ClimbObjective, end: Tensor) -> tuple[Tensor, float, float, Tensor, int]:
-    """Return the end ``(d,)`` after Newton steps, its height, the gain of another, negative Hessian, evaluations."""
-    value, gradient = (found[0] for found in objective.value_and_gradient(end.unsqueeze(0)))
-    precision, spent = negative_hessian(target, end, objective)
-    spent, gain = spent + objective.cost, math.inf
-    for _ in range(_MAX_STEPS):
-        inverse = _inverse(precision)
-        if inverse is None:
-            return end, float(value), math.inf, precision, spent
-        step = inverse @ gradient
-        gain = 0.5 * float(step @ gradient)
-        reached, slope = (found[0] for found in objective.value_and_gradient((end + step).unsqueeze(0)))
-        spent += objective.cost
-        # Close to the maximum, the gradient knows more than the height, which is rounded.
-        left = 0.5 * float(slope @ inverse @ slope)
-        if not (gain < 1 and left < gain and bool(reached.isfinite())):
-            break
-        end, value, gradient, is_close, gain = end + step, reached, slope, gain < _MAX_GAIN, left
-        precision, differences = negative_hessian(target, end, objective)
-        spent += differences
-        if is_close:
-            break
-    return end, float(value), gain, precision, spent
 
 
 def _inverse(precision: Tensor) -> Tensor | None:
@@ -467,7 +442,7 @@ class _Side(NamedTuple):
     point: Tensor  # (d,)
 
 
-def _sides(objective: ClimbObjective, end: Tensor, height: float, ways: Tensor) -> tuple[list[_Side], int]:
+def _sides(objective: ObjectiveFunction, end: Tensor, height: float, ways: Tensor) -> tuple[list[_Side], int]:
     """Look along directions ``(d, d)``, one for each coordinate, to both sides; return sides and evaluations."""
     d, spent = len(end), 0
     ways = torch.cat([ways, -ways])
@@ -486,7 +461,7 @@ def _sides(objective: ClimbObjective, end: Tensor, height: float, ways: Tensor) 
     return [_Side(row % d, *facts) for row, *facts in rows], spent
 
 
-def _jumps(objective: ClimbObjective, end: Tensor, sides: Sequence[_Side]) -> tuple[list[tuple[_Side, float]], int]:
+def _jumps(objective: ObjectiveFunction, end: Tensor, sides: Sequence[_Side]) -> tuple[list[tuple[_Side, float]], int]:
     """Return sides on the way to which the height changes otherwise than its gradient, by how much, and evaluations."""
     ways = torch.stack([side.point - end for side in sides])
     places = torch.linspace(0, 1, _STEPS + 1, dtype=end.dtype, device=end.device)

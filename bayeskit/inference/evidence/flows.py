@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeskit.core.convergence import stillness_problems
+from bayeskit.core.flows import zuko
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -334,8 +335,6 @@ def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _new_transform(dim: int, bound: float, generator: torch.Generator) -> nn.Module:
     """Create pairs of couplings with complementary random masks; together they are the identity."""
-    from bayeskit.core.flows import zuko
-
     shapes = [(_BINS,), (_BINS,), (_BINS - 1,)]
     # The splines cover all draws; beyond them they are the identity, which keeps the tails of the noise.
     spline = partial(zuko.transforms.MonotonicRQSTransform, bound=bound)

@@ -31,10 +31,11 @@ from bayeskit.inference.evidence.judging.missed_mass import (
     share_beyond,
 )
 from bayeskit.inference.evidence.judging.weights import MIN_MISSED_SHARE, missed_draws, weight_problems
-from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
+from bayeskit.inference.evidence.laplus import PositiveDensity, positive_modes
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.modes import (
     Mode,
+    ObjectiveFunction,
     find_mode,
     find_modes,
     likelihood,
@@ -43,9 +44,8 @@ from bayeskit.inference.evidence.modes import (
     require_draws,
 )
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import negative_hessian, posterior
+from bayeskit.inference.optimize import negative_hessian
 from bayeskit.inference.proposals import Mixture, StudentT
-from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -177,7 +177,7 @@ def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]
     if not len(doubtful):
         return True, 0
     steps = torch.diag(diagonal.rsqrt())[doubtful]
-    reached = posterior(target).value(torch.cat([mode.position + steps, mode.position - steps]))
+    reached = target.log_density(torch.cat([mode.position + steps, mode.position - steps]))
     falls = (mode.value - reached).nan_to_num(nan=-torch.inf, posinf=torch.inf) > _MIN_FALL
     return bool(falls.reshape(2, -1).any(0).all()), len(reached)
 
@@ -535,7 +535,7 @@ def maximum_likelihood(
     >>> abs(z.log_evidence - math.log(120 * 0.3**3 * 0.7**7)) < 1e-9, z.trusted
     (True, False)
     """
-    return _maximised("maximum_likelihood", target, likelihood, draws, mode, seed)
+    return _maximized("maximum_likelihood", target, likelihood, draws, mode, seed)
 
 
 def _of_unknown_scale(target: Target, parts: Parts) -> str | None:
@@ -590,13 +590,13 @@ def maximum_posterior(
     >>> abs(z.log_evidence - math.log(2 * p * 120 * p**3 * (1 - p) ** 7)) < 1e-9, z.trusted
     (True, False)
     """
-    return _maximised("maximum_posterior", target, posterior_of_values, draws, mode, seed)
+    return _maximized("maximum_posterior", target, posterior_of_values, draws, mode, seed)
 
 
-def _maximised(
+def _maximized(
     name: str,
     target: Target,
-    objective_of: Callable[[Target], ClimbObjective],
+    objective_of: Callable[[Target], ObjectiveFunction],
     draws: Draws | None,
     mode: Mode | None,
     seed: int,
@@ -610,12 +610,12 @@ def _maximised(
     if _is_positive(target):
         end, value, spent = _towards_zero(objective, end, value)
         count += spent
-    precision, differences = negative_hessian(target, end, objective)
+    precision, differences = negative_hessian(objective.value_and_gradient, end)
     problems, probes = not_a_maximum(target, objective, end, precision)
     count += (
         1
         + checked
-        + differences
+        + objective.cost * differences
         + probes
         + (0 if draws is None else draws.num_gradients)
         + (0 if mode is None else mode.num_evaluations)
@@ -632,7 +632,7 @@ def _is_positive(target: Target) -> bool:
     return True
 
 
-def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple[Tensor, float, int]:
+def _towards_zero(objective: ObjectiveFunction, end: Tensor, value: float) -> tuple[Tensor, float, int]:
     """Continue a search in positive coordinates; return its unconstrained end, the value there and evaluations."""
 
     def of_positive(x: Tensor) -> Tensor:
@@ -647,7 +647,7 @@ def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple
     furthest = 0.5 * math.log(torch.finfo(end.dtype).max)
     with one_thread():
         start = end.clamp(-furthest, furthest).exp().unsqueeze(0)
-        found = climb_to_modes(of_positive, start, value_and_gradient=with_gradient)
+        found = positive_modes(of_positive, start, value_and_gradient=with_gradient)
     spent = objective.cost * int(found.num_evaluations.sum())
     # At an unbounded density the search may leave the range of positive floating-point numbers.
     if not float(found.value[0]) > value:

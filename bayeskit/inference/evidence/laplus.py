@@ -29,8 +29,10 @@ from bayeskit.inference.evidence.judging.missed_mass import missed_mass
 from bayeskit.inference.evidence.judging.weights import weight_problems
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.optimize import saddle_free_inverse
 from bayeskit.inference.proposals import student_log_constant
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
+from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -41,14 +43,13 @@ __all__ = [
     "PositiveDensity",
     "PositiveMode",
     "SHORTEST",
-    "ValueAndGradient",
     "beta_prime_laplus",
     "beyond_reach",
-    "climb_to_modes",
     "gamma_laplus",
     "gamma_laplus_importance_sampling",
     "lognormal_laplus",
     "match_gamma",
+    "positive_modes",
 ]
 
 # Modes of densities of positive coordinates, for batches of densities.
@@ -59,10 +60,6 @@ SHORTEST = 1e-9
 _MULTIPLES = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
 #: Largest change of the logarithm of a coordinate in one simple step.
 _LARGEST_CHANGE = 3.0
-
-
-#: Maps positions to log densities and their gradients.
-ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Modes(NamedTuple):
@@ -81,7 +78,7 @@ class Modes(NamedTuple):
         return self.hessian.diagonal(dim1=-2, dim2=-1)
 
 
-def climb_to_modes(
+def positive_modes(
     log_density: Callable[[Tensor], Tensor],
     start: Tensor,
     *,
@@ -89,7 +86,7 @@ def climb_to_modes(
     max_iterations: int = 100,
     tolerance: float = 1e-12,
 ) -> Modes:
-    """Climb from positive ``start (densities, dim)`` to a mode of each of several densities by Newton's method.
+    """Maximize each of several densities from positive ``start (densities, dim)`` by Newton's method.
 
     ``log_density`` maps ``(points, densities, dim)`` to ``(points, densities)``; ``tolerance`` is relative.
     """
@@ -140,13 +137,7 @@ def _step(x: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     """Return an uphill step of the logarithms of the coordinates."""
     slope = gradient * x
     precision = -hessian * x[:, :, None] * x[:, None, :] - torch.diag_embed(slope)
-    # Scaled to a unit diagonal: coordinates near zero have almost no curvature left.
-    scale = precision.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(x.dtype).eps).sqrt()
-    values, vectors = torch.linalg.eigh(precision / scale[:, :, None] / scale[:, None, :])
-    # An ascent direction even if the density is not log-concave.
-    values = values.abs().clamp(min=1e-4)
-    turned = vectors.mT @ (slope / scale)[..., None]
-    step = (vectors @ (turned / values[..., None])).squeeze(-1) / scale
+    step = (saddle_free_inverse(precision)[0] @ slope[..., None]).squeeze(-1)
     return step.clamp(-_LARGEST_CHANGE, _LARGEST_CHANGE)
 
 
@@ -196,7 +187,7 @@ def _match_lognormal(mode: Tensor, first: Tensor, second: Tensor) -> tuple[Tenso
 # A target as a density of positive coordinates, and its mode.
 
 _PROBES, _STARTS = 3, 4
-#: Modes below this are small compared with the steps of :func:`climb_to_modes`.
+#: Modes below this are small compared with the steps of :func:`positive_modes`.
 _SMALL = 1e-3
 
 
@@ -252,7 +243,7 @@ class PositiveDensity:
         generator = new_generator(seed, self.target.device, stream="positive mode")
         start = starting_points(self.target, _STARTS, one, generator).exp()
         with one_thread():
-            found: Modes = climb_to_modes(self.log_density, start, value_and_gradient=self.value_and_gradient)
+            found: Modes = positive_modes(self.log_density, start, value_and_gradient=self.value_and_gradient)
         best = int(found.value.argmax())
         problems = () if bool(found.converged[best]) else ("the search for the mode did not converge",)
         position = found.position[best]

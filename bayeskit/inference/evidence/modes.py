@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -18,19 +17,22 @@ from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.judging.belonging import is_same, require_own
-from bayeskit.inference.peaks import KnownModes, posterior, refine_maximum
+from bayeskit.inference.known_modes import KnownModes
+from bayeskit.inference.optimize import quartile_distance, refine_mode, scipy_lbfgs
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
-from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
+from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "Mode",
+    "ObjectiveFunction",
     "STARTS_BESIDE_DRAWS",
     "best_of",
     "find_mode",
     "find_modes",
     "likelihood",
     "not_a_maximum",
+    "posterior",
     "posterior_of_values",
     "require_draws",
     "starts_from_prior",
@@ -42,7 +44,6 @@ _MAX_GAIN = 1e-3
 _FAR, _MAX_SLOPE = 30.0, 1e-3
 #: Number of searches from prior draws in addition to the search from the best posterior draw.
 STARTS_BESIDE_DRAWS = 2
-_NOTHING = 1e300
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,11 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
     """
     modes, search = find_modes(target, seed=seed, draws=draws)
     KnownModes.of(target).note(modes, "search for the highest mode")
-    end, value, precision, steps = refine_maximum(target, modes[0])
+    refined = refine_mode(target.value_and_grad, modes[0])
+    end, precision = refined.position, refined.precision
     problems, probes = not_a_maximum(target, posterior(target), end, precision)
-    return Mode(end, value, precision, modes[1:], search + steps + probes, tuple(problems))
+    spent = search + refined.num_gradients + probes
+    return Mode(end, refined.value, precision, modes[1:], spent, tuple(problems))
 
 
 def find_modes(
@@ -159,14 +162,14 @@ def find_modes(
     *,
     seed: int = 0,
     draws: Draws | None = None,
-    objective: ClimbObjective | None = None,
+    objective: ObjectiveFunction | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     """Return ends of L-BFGS searches ``(searches, d)``, highest first, and evaluations; else InitializationError.
 
     They maximise ``objective``, by default the posterior, from ``start (s, d)``, else prior draws, and the best draws.
     """
-    climbed = objective or posterior(target)
+    objective = objective or posterior(target)
     count = 0
     if start is None:
         start, count = starts_from_prior(target, seed, needed=draws is None)
@@ -176,32 +179,27 @@ def find_modes(
     # In units of the standard deviation of the starting points, so that the search does not depend on the units.
     unit = quartile_distance(start).double().cpu().numpy() if len(start) > 1 else np.ones(target.dim)
 
-    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def scaled(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal count
-        count += climbed.cost
+        count += objective.cost
         u = torch.as_tensor(unit * x, dtype=target.dtype, device=target.device).unsqueeze(0)
-        value, gradient = climbed.value_and_gradient(u)
-        result, slope = -float(value), -unit * gradient[0].double().cpu().numpy()
-        if not (math.isfinite(result) and np.isfinite(slope).all()):
-            return _NOTHING, np.zeros_like(x)
-        return result, slope
+        value, gradient = objective.value_and_gradient(u)
+        return float(value), unit * gradient[0].double().cpu().numpy()
 
     # Convergence is relative to the rounding error of the density, not to its magnitude.
     limit = 1000 + 20 * target.dim
     options = {
         "maxiter": 2000,
         "maxfun": limit,
-        "maxls": 50,
         "ftol": 100 * torch.finfo(target.dtype).eps,
         "gtol": 1e-12,
     }
     found: list[tuple[float, np.ndarray]] = []
     with one_thread():
         for point in start:
-            first = point.double().cpu().numpy() / unit
-            outcome = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
-            found.append((float(outcome.fun), unit * outcome.x))
-    ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < _NOTHING]
+            end, value = scipy_lbfgs(scaled, point.double().cpu().numpy() / unit, **options)
+            found.append((value, unit * end))
+    ends = [end for value, end in sorted(found, key=lambda pair: -pair[0]) if value > -math.inf]
     if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")
     return torch.as_tensor(np.stack(ends), dtype=target.dtype, device=target.device), count
@@ -224,14 +222,16 @@ def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, 
         return torch.empty(0, target.dim, dtype=target.dtype, device=target.device), 4 * CANDIDATES
 
 
-def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precision: Tensor) -> tuple[list[str], int]:
+def not_a_maximum(
+    target: Target, objective: ObjectiveFunction, end: Tensor, precision: Tensor
+) -> tuple[list[str], int]:
     """Return a warning if a step from ``end (d,)`` leads higher or a coordinate tends to infinity, and evaluations."""
     value, gradient = (result[0] for result in objective.value_and_gradient(end.unsqueeze(0)))
     size = gradient.nan_to_num(nan=torch.inf).abs()
     directions = [gradient / gradient.norm().clamp(min=torch.finfo(end.dtype).tiny)]
     if bool(precision.isfinite().all()):
         values, vectors = torch.linalg.eigh(precision)
-        # An ascent direction even without log-concavity, and bounded even in flat directions.
+        # Uphill even without log-concavity, and bounded even in flat directions.
         values = values.abs().clamp(min=1e-4)
         directions.append(vectors @ (vectors.mT @ gradient / values))
     steps = torch.logspace(-8, 2, 21, dtype=end.dtype, device=end.device)[:, None, None]
@@ -253,7 +253,21 @@ def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precis
     return [problem], spent
 
 
-def posterior_of_values(target: Target) -> ClimbObjective:
+@dataclass(frozen=True)
+class ObjectiveFunction:
+    """A function of unconstrained vectors to be maximized, with its gradient."""
+
+    value: Callable[[Tensor], Tensor]  # (n, d) -> (n,)
+    value_and_gradient: ValueAndGradient  # (n, d) -> (n,), (n, d)
+    cost: int = 1  # evaluations of the target's density that a gradient needs
+
+
+def posterior(target: Target) -> ObjectiveFunction:
+    """Log of prior times likelihood as a density over unconstrained space."""
+    return ObjectiveFunction(target.log_density, target.value_and_grad)
+
+
+def posterior_of_values(target: Target) -> ObjectiveFunction:
     """Log of prior times likelihood as a density of the constrained values, without the Jacobian."""
     stretch = _log_jacobian_and_gradient(target)
 
@@ -261,7 +275,7 @@ def posterior_of_values(target: Target) -> ClimbObjective:
         (value, gradient), (jacobian, slope) = target.value_and_grad(u), stretch(u)
         return value - jacobian, gradient - slope
 
-    return ClimbObjective(lambda u: target.log_density(u) - target.log_jacobian(u), value_and_gradient)
+    return ObjectiveFunction(lambda u: target.log_density(u) - target.log_jacobian(u), value_and_gradient)
 
 
 def _log_jacobian_and_gradient(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -291,7 +305,7 @@ def _with_gradient(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Ten
     return value.detach(), gradient
 
 
-def likelihood(target: Target) -> ClimbObjective:
+def likelihood(target: Target) -> ObjectiveFunction:
     """Log likelihood."""
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,4 +315,4 @@ def likelihood(target: Target) -> ClimbObjective:
         found = target.evaluator(2 * n)(torch.cat([u, u]), powers)
         return found.log_likelihood[:n], found.gradient[:n] - found.gradient[n:]
 
-    return ClimbObjective(target.log_likelihood, value_and_gradient, cost=2)
+    return ObjectiveFunction(target.log_likelihood, value_and_gradient, cost=2)

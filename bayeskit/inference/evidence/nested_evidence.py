@@ -15,7 +15,7 @@ from bayeskit.inference.evidence.judging.densities import rounding_problems, wit
 from bayeskit.inference.evidence.judging.missed_mass import same_likelihood, weighted_check
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import KnownModes, check_peaks
+from bayeskit.inference.known_modes import KnownModes, check_modes
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.nested import NestedRun, sample_nested
 from bayeskit.logdensity.target import Target
@@ -28,8 +28,8 @@ _MAX_START_CORRELATION = 0.3
 _MAX_STUCK = 1e-3
 _MAX_HIDDEN_SHARE = 0.05
 _MIN_HIDDEN_RISE = 5.0
-_CLIMBERS = 16
-_CLIMBING_STEPS = 100
+_NUM_SEARCHES = 16
+_SEARCH_STEPS = 100
 
 
 def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
@@ -108,23 +108,23 @@ def nested_sampling(
         raise DrawsError("the run was made on another target; pass the target that it was made on")
     simulated = run.simulate_log_evidence(_NUM_SIMULATIONS, seed=seed)
     problems, diagnostics = _run_problems(target, run)
-    climbed = 0
+    spent = 0
     if run.ending == "converged":
-        problems += _hidden_peak(run)
-        climbed = min(_CLIMBERS, len(run.position)) * (_CLIMBING_STEPS + 1)
+        problems += _unreached_mode(run)
+        spent = min(_NUM_SEARCHES, len(run.position)) * (_SEARCH_STEPS + 1)
     finite = run.log_likelihood[run.log_likelihood.isfinite()].to(target.dtype)
     error = with_rounding(float(simulated.std()), finite)
     rounded, diagnostics["rounded_share"] = rounding_problems(target, run.position, run.log_weights, error)
     problems += rounded
     known = KnownModes.of(target)
-    climbed += known.weigh(target)
+    spent += known.weigh(target)
     seen = weighted_check(run.position, run.log_weights, run.log_evidence, error)
-    problems += check_peaks(seen, known.peaks)
+    problems += check_modes(seen, known.weighted)
     return Evidence(
         "nested_sampling",
         run.log_evidence,
         error,
-        run.num_evaluations + climbed,
+        run.num_evaluations + spent,
         tuple(problems),
         diagnostics,
         run.seconds,
@@ -184,8 +184,8 @@ def expected_error(run: NestedRun) -> float:
     return math.sqrt(float(run.live_counts[before].to(torch.float64).pow(-2).sum()))
 
 
-def _hidden_peak(run: NestedRun) -> list[str]:
-    """Climb from the best live points; return a warning if a mode exceeds the maximum extrapolated from them."""
+def _unreached_mode(run: NestedRun) -> list[str]:
+    """Search from the best live points; return a warning if a mode exceeds the maximum extrapolated from them."""
     n = run.num_live
     log_likelihood, relative = run.log_likelihood[-n:], run.log_volume[-n:] - run.log_volume[-n]
     # Near a smooth maximum the log likelihood is linear in the volume to the power ``2 / d``. A narrow peak inside a
@@ -195,7 +195,7 @@ def _hidden_peak(run: NestedRun) -> list[str]:
     centred = abscissa - abscissa.mean()
     slope = (centred * log_likelihood).sum() / centred.square().sum()
     foretold = torch.maximum(log_likelihood.mean() - slope * abscissa.mean(), log_likelihood[-1])
-    top = _climb(run).to(torch.float64)
+    top = _highest_log_likelihood(run).to(torch.float64)
     rise = float(top - foretold)
     share = float(run.log_volume[-n] + top) - run.log_evidence
     if rise > _MIN_HIDDEN_RISE and share > math.log(_MAX_HIDDEN_SHARE):
@@ -206,16 +206,16 @@ def _hidden_peak(run: NestedRun) -> list[str]:
     return []
 
 
-def _climb(run: NestedRun) -> Tensor:
+def _highest_log_likelihood(run: NestedRun) -> Tensor:
     """Return the largest log likelihood met on the way up the posterior from the best live points."""
     target, n = run.target, run.num_live
-    x = run.position[-_CLIMBERS:]
+    x = run.position[-_NUM_SEARCHES:]
     variance = run.position[-n:].var(0)
     evaluate = target.evaluator(len(x))
     ones = torch.ones_like(x[:, 0])
     now = evaluate(x, ones)
     step, highest = ones.clone(), now.log_likelihood.nan_to_num(nan=-torch.inf).max()
-    for _ in range(_CLIMBING_STEPS):
+    for _ in range(_SEARCH_STEPS):
         move = variance * now.gradient.nan_to_num()
         proposal = x + step.unsqueeze(-1) * move / (1 + (move.square() / variance).sum(-1, keepdim=True).sqrt())
         new = evaluate(proposal, ones)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from bayeskit.inference.evidence.judging.weights import missed_draws, weight_pro
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.optimize import negative_hessian, scipy_lbfgs
 from bayeskit.inference.proposals import IndependentStudentT, Mixture
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
@@ -216,7 +215,7 @@ def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 
     count = min(count, max_draws - max_draws % 2)
     objective = _Objective(target, balanced_normal_draws(count, target.dim, generator))
     starts, num_evaluations = _starts(target, generator, seed)
-    fits = [fit for start in starts if (fit := objective.maximise(*start)) is not None]
+    fits = [fit for start in starts if (fit := objective.maximize(*start)) is not None]
     if not fits:
         raise InitializationError(
             "the evidence lower bound is not finite at any starting point: the density is zero close to the mode; "
@@ -230,7 +229,7 @@ def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 
         count *= _GROWTH
         objective = _Objective(target, balanced_normal_draws(count, target.dim, generator))
         before = objective.bound(best)
-        best = objective.maximise(best.location, np.exp(best.log_scale)) or replace(best, bound=before)
+        best = objective.maximize(best.location, np.exp(best.log_scale)) or replace(best, bound=before)
         num_evaluations += objective.num_evaluations
         improvement = best.bound - before
     location, scale = _tensors(target, best)
@@ -297,35 +296,26 @@ class _Objective:
         with one_thread():
             return self.value_and_grad(fit.location, fit.log_scale)[0] + _entropy(len(fit.location))
 
-    def maximise(self, location: np.ndarray, scale: np.ndarray) -> _Fit | None:
-        """Maximise from a location and scale; from a smaller scale if a draw has density zero."""
+    def maximize(self, location: np.ndarray, scale: np.ndarray) -> _Fit | None:
+        """Maximize from a location and scale; from a smaller scale if a draw has density zero."""
         with one_thread():
             for _ in range(_MAX_SHRINKS):
                 value, slope, scale_slope = self.value_and_grad(location, np.log(scale))
                 if math.isfinite(value) and bool(np.isfinite(slope).all() and np.isfinite(scale_slope).all()):
-                    return self._climb(location, scale)
+                    return self._fit(location, scale)
                 scale = scale / 4
         return None
 
-    def _climb(self, location: np.ndarray, scale: np.ndarray) -> _Fit:
+    def _fit(self, location: np.ndarray, scale: np.ndarray) -> _Fit:
         d, start = len(location), np.log(scale)
-        last = np.zeros(2 * d), math.inf, np.zeros(2 * d)
 
-        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-            nonlocal last
+        def standardised(x: np.ndarray) -> tuple[float, np.ndarray]:
             value, slope, scale_slope = self.value_and_grad(location + scale * x[:d], start + x[d:])
-            gradient = -np.concatenate([scale * slope, scale_slope])
-            if not math.isfinite(value) or not bool(np.isfinite(gradient).all()):
-                # A barrier just high enough to reject the step of the line search.
-                return last[1] + 10 * (1 + abs(float(last[2] @ (x - last[0])))), np.zeros_like(x)
-            last = x.copy(), -value, gradient
-            return -value, gradient
+            return value, np.concatenate([scale * slope, scale_slope])
 
-        options = {"maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS, "maxls": 50, "maxcor": 20}
-        outcome = scipy.optimize.minimize(
-            loss, np.zeros(2 * d), jac=True, method="L-BFGS-B", options=options | {"ftol": 1e-13, "gtol": 1e-6}
-        )
-        end, log_scale = location + scale * outcome.x[:d], start + outcome.x[d:]
+        options = {"maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-6}
+        x, _ = scipy_lbfgs(standardised, np.zeros(2 * d), **options)
+        end, log_scale = location + scale * x[:d], start + x[d:]
         value, slope, scale_slope = self.value_and_grad(end, log_scale)
         largest = max(float(np.abs(np.exp(log_scale) * slope).max()), float(np.abs(scale_slope).max()))
         return _Fit(end, log_scale, value + _entropy(d), largest)
@@ -351,7 +341,7 @@ def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list
         end = mode.double().cpu().numpy()
         if len(starts) == _MAX_STARTS or any((np.abs(end - other) < 0.1 * scale).all() for other, scale in starts):
             continue
-        precision, count = negative_hessian(target, mode)
+        precision, count = negative_hessian(target.value_and_grad, mode)
         spent += count
         diagonal = precision.diagonal().double().cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -585,7 +575,7 @@ def variational_importance_sampling(
 
 def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
     """Return the Pareto shape of normal weights for a quadratic log density, and evaluations."""
-    precision, spent = negative_hessian(target, q.location)
+    precision, spent = negative_hessian(target.value_and_grad, q.location)
     if not bool(precision.isfinite().all()):
         return math.inf, spent
     # Along an eigenvector of the curvature, in units of the mean field, the weight is ``exp((1 - eigenvalue) z^2 / 2)``

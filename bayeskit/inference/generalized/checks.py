@@ -29,7 +29,7 @@ __all__ = [
 # Propriety of a posterior, judged by the decay of its density along rays.
 
 _FAR = 1e12  # length of rays, in widths of the posterior
-_RAY_STARTS, _CLIMBS, _BISECTIONS = 8, 100, 32
+_RAY_STARTS, _GRADIENT_STEPS, _BISECTIONS = 8, 100, 32
 _SLACK = 0.05  # tolerance for the slope, which is zero if all decades have the same mass
 _POLES = 64  # number of data values at which poles are searched
 _SHOWN = 0.1  # smaller components of a direction are not printed
@@ -148,7 +148,7 @@ class _Search:
         starts = posterior.prior.start(_RAY_STARTS, seed).to(like)
         finite = posterior.log_density(starts).isfinite()
         self.starts = starts[finite] if bool(finite.any()) else starts
-        self.ends = self._climb(self.starts)
+        self.ends = self._maximized(self.starts)
         self.centre = self.starts[0]
         self.curved = posterior.prior.curved(self.centre)
         stayed = (self.ends.abs() < torch.where(self.curved, self.limit / 4, _FAR**0.75)).all(-1)
@@ -192,11 +192,11 @@ class _Search:
         gradients = gradients / gradients.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(gradients.dtype).tiny)
         return torch.linalg.svd(torch.cat([gradients, torch.zeros_like(points[: self.dim])]), full_matrices=False).Vh
 
-    def _climb(self, position: Tensor) -> Tensor:
-        """Ascend the log density with adaptive step sizes, ``(k, d)``."""
+    def _maximized(self, position: Tensor) -> Tensor:
+        """Follow the gradient of the log density with adaptive step sizes; return the ends, ``(k, d)``."""
         size = torch.ones_like(position[:, 0])
         value, gradient = self._value_and_grad(position)
-        for _ in range(_CLIMBS):
+        for _ in range(_GRADIENT_STEPS):
             steepness = gradient.norm(dim=-1, keepdim=True)
             trial = position + size[:, None] * gradient / steepness.clamp_min(torch.finfo(position.dtype).tiny)
             trial = torch.where(steepness > 0, trial, position).clamp(-_FAR, _FAR)

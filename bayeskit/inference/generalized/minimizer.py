@@ -1,4 +1,4 @@
-"""Loss minimisers by a batched Newton method, and the information matrices at the minimiser."""
+"""Minimizers of losses by a batched Newton method, and the information matrices at the minimizer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from bayeskit.core.randomness import one_thread
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, FunctionLoss, Loss, columns, taken, unvalidated
 from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooled_by_sum, check_pooling
+from bayeskit.inference.optimize import newton
 
 __all__ = [
     "BANDWIDTH",
@@ -33,12 +34,8 @@ __all__ = [
 
 # Newton's method for many weightings of the data, or many data sets, in one batch.
 
-_STEPS = 60
-_HALVINGS = 24
 _CANDIDATES = 20
 _STARTS = 5
-_TOLERANCE = 1e-12
-_NEAR = 1e-3
 _CENTRED = 0.05  # tolerance of early smoothed versions, relative to the smoothing error of the loss
 WIDTHS = tuple(0.3 * 5.0**-k for k in range(9))  # smoothing widths of kinks, in units of the residual scale
 
@@ -115,7 +112,7 @@ def minimize(
                 f"start must be ({posterior.dim},){f' or ({rows}, {posterior.dim})' if rows else ''}, "
                 f"not {tuple(start.shape)}"
             )
-        found = _descend(problem, start.expand(rows or 1, -1))
+        found = _minimized(problem, start.expand(rows or 1, -1))
     return found if rows else Minimum(*(x[0] for x in found))
 
 
@@ -171,8 +168,12 @@ class _Problem:
         value = self.loss.total(self.posterior.prior.parameter(u), data, weights)
         return value - self.prior_weight * self.posterior.prior.log_density(u) if self.prior_weight else value
 
-    def derivatives(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return values, gradients and Hessians at each row's vector, ``(R, d) -> (R), (R, d), (R, d, d)``."""
+    def values(self, position: Tensor, rows: Tensor) -> Tensor:
+        """Return minus the loss of some rows, each at its vector, as a :class:`NewtonProblem`."""
+        return -self.of(rows).losses(position)
+
+    def derivatives(self, position: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values and gradients of minus the loss of some rows, and Hessians of the loss."""
 
         def first(u: Tensor, weights: Tensor | None, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             gradient, value = grad_and_value(self.one)(u, weights, data)
@@ -181,10 +182,10 @@ class _Problem:
         with warnings.catch_warnings():
             # torch loops over operations it cannot batch, such as second derivatives of the simplex transform.
             warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-            curvature, (value, gradient) = self.batched(jacrev(first, has_aux=True), u)
-        return value, gradient, curvature
+            curvature, (value, gradient) = self.of(rows).batched(jacrev(first, has_aux=True), position)
+        return -value, -gradient, curvature
 
-    def values(self, u: Tensor) -> Tensor:
+    def losses(self, u: Tensor) -> Tensor:
         """Return the loss at each row's vector, ``(R, d) -> (R)``, with nan replaced by infinity."""
         value: Tensor = self.batched(self.one, u)
         return value.nan_to_num(nan=math.inf, posinf=math.inf)
@@ -207,21 +208,22 @@ def _start(problem: _Problem, seed: int) -> Tensor:
     if problem.data is None:
         return candidates[0]
     num_rows = len(columns(problem.data)[0])
-    values = torch.stack([problem.values(u.expand(num_rows, -1)) for u in candidates])
+    values = torch.stack([problem.losses(u.expand(num_rows, -1)) for u in candidates])
     return candidates[values.argmin(0)]
 
 
 def _best(problem: _Problem, candidates: Tensor) -> Tensor:
     """Minimise from the best few starting points and return the best minimum."""
-    found = _descend(problem, candidates[problem.values(candidates).argsort()[:_STARTS]])
+    found = _minimized(problem, candidates[problem.losses(candidates).argsort()[:_STARTS]])
     return found.position[found.value.nan_to_num(nan=math.inf).argmin()]
 
 
-def _descend(problem: _Problem, start: Tensor) -> Minimum:
+def _minimized(problem: _Problem, start: Tensor) -> Minimum:
     """Minimise the loss, through smoothed versions of decreasing width if it has kinks."""
     loss = problem.loss
     if loss.smoothed(1.0) is loss:
-        return _newton(problem, start, start.new_zeros(len(start)))
+        position, converged = newton(problem, start, start.new_zeros(len(start)))
+        return Minimum(position, problem.losses(position), converged)
     position, converged = start, torch.zeros(len(start), dtype=torch.bool, device=start.device)
     path: list[tuple[float, Tensor]] = []
     for step, width in enumerate(WIDTHS):
@@ -229,11 +231,11 @@ def _descend(problem: _Problem, start: Tensor) -> Minimum:
         smooth = replace(problem, loss=loss.smoothed(width))
         position = _ahead(smooth, path, width, position)
         # Except for the last two widths, the minimisation need not be more accurate than the smoothing.
-        rough = _CENTRED * (smooth.values(position) - problem.values(position)).abs()
-        position, _, converged = _newton(smooth, position, 0.0 * rough if step >= len(WIDTHS) - 2 else rough)
+        rough = _CENTRED * (smooth.losses(position) - problem.losses(position)).abs()
+        position, converged = newton(smooth, position, 0.0 * rough if step >= len(WIDTHS) - 2 else rough)
         path.append((width, position))
     position = _ahead(problem, path, 0.0, position)
-    return Minimum(position, problem.values(position), converged)
+    return Minimum(position, problem.losses(position), converged)
 
 
 def _spread(problem: _Problem, position: Tensor) -> float:
@@ -248,65 +250,7 @@ def _ahead(problem: _Problem, path: list[tuple[float, Tensor]], width: float, po
         return position
     (before, first), (last, second) = path[-2:]
     guess = second + (width - last) / (last - before) * (second - first)
-    return torch.where((problem.values(guess) < problem.values(position))[:, None], guess, position)
-
-
-def _newton(problem: _Problem, start: Tensor, missing: Tensor) -> Minimum:
-    """Minimise a smooth loss until the Newton decrement is at most ``missing (R,)`` or negligible."""
-    position = start.clone()
-    done = torch.zeros(len(start), dtype=torch.bool, device=start.device)
-    active = torch.arange(len(start), device=start.device)
-    for _ in range(_STEPS):
-        rows = problem.of(active)
-        value, gradient, curvature = rows.derivatives(position[active])
-        step, decrement = _step(gradient, curvature)
-        # A loss that decreases to an infimum at infinity has a small decrement but a long step.
-        near = step.norm(dim=-1) <= _NEAR * (1 + position[active].norm(dim=-1))
-        stop = (near & (decrement <= _TOLERANCE * (1 + value.abs()))) | (decrement <= missing[active])
-        done[active] = stop
-        last = position[active] + step
-        lower = stop & (rows.values(last) <= value)
-        position[active[lower]] = last[lower]
-        go = (~stop).nonzero()[:, 0]
-        if not len(go):
-            break
-        active, value, step, decrement = active[go], value[go], step[go], decrement[go]
-        trial, moved = _search(problem.of(active), position[active], step, value, decrement)
-        position[active] = trial
-        # A row without a decrease by the line search has converged to within rounding.
-        done[active] = ~moved & (decrement <= 1e-6 * (1 + value.abs()))
-        active = active[moved]
-        if not len(active):
-            break
-    return Minimum(position, problem.values(position), done)
-
-
-def _step(gradient: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a descent direction, ``(R, d)``, and the Newton decrement, ``(R,)``."""
-    values, vectors = torch.linalg.eigh(curvature.nan_to_num(0.0, 0.0, 0.0))
-    # Absolute eigenvalues give a descent direction at saddles; small ones are bounded relative to the largest.
-    scale = values.abs()
-    scale = torch.maximum(scale, scale.amax(-1, keepdim=True) * 1e-10).clamp_min(1e-200)
-    along = (vectors.mT @ gradient.nan_to_num(0.0, 0.0, 0.0)[..., None])[..., 0]
-    step = -(vectors @ (along / scale)[..., None])[..., 0]
-    return step, (along.square() / scale).sum(-1)
-
-
-def _search(
-    problem: _Problem, position: Tensor, step: Tensor, value: Tensor, decrement: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Backtrack until each row's loss decreases sufficiently; return positions and which rows moved."""
-    result, moved = position.clone(), torch.zeros(len(position), dtype=torch.bool, device=position.device)
-    waiting, size = torch.arange(len(position), device=position.device), 1.0
-    for _ in range(_HALVINGS):
-        trial = position[waiting] + size * step[waiting]
-        reached = problem.of(waiting).values(trial)
-        good = (reached <= value[waiting] - 1e-4 * size * decrement[waiting]) & (reached < value[waiting])
-        result[waiting[good]], moved[waiting[good]] = trial[good], True
-        waiting, size = waiting[~good], size / 2
-        if not len(waiting):
-            break
-    return result, moved
+    return torch.where((problem.losses(guess) < problem.losses(position))[:, None], guess, position)
 
 
 # Information matrices at the minimiser: curvature, gradient covariance and their sandwich.

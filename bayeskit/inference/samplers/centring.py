@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.inference.peaks import KnownModes
+from bayeskit.inference.known_modes import KnownModes
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.driver import Ending, Records
 from bayeskit.inference.samplers.starts import candidate_points, starting_points

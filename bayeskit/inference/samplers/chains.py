@@ -16,13 +16,13 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
-from bayeskit.inference.peaks import KnownModes
+from bayeskit.inference.known_modes import KnownModes
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.centring import Centring
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
 from bayeskit.inference.samplers.starts import (
-    Climb,
+    TemperedStarts,
     local_scale,
     pathfinder,
     scaled_starting_points,
@@ -144,7 +144,7 @@ class Chains:
     target: Target
     adaptation: Adaptation
     settings: RunSettings
-    initial: Tensor | Climb | None = None
+    initial: Tensor | TemperedStarts | None = None
     _tuned: Any = field(default=None, init=False, repr=False)  # the kernel after warm-up, constant from then on
 
     __repr__ = short_repr
@@ -163,7 +163,7 @@ class Chains:
         """Find starting points and a rough step size."""
         # Starting points first: an invalid start raises before minutes of compilation.
         spent, covariance = 0, None
-        if isinstance(self.initial, Climb):
+        if isinstance(self.initial, TemperedStarts):
             points, spent = self.initial.points(self.target, self._beta(), generator)
         elif self.initial is not None:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
@@ -175,13 +175,13 @@ class Chains:
             points, scale, looked = scaled_starting_points(
                 self.target, self.settings.num_chains, self._beta(), generator, centre=not again
             )
-            points, covariance, climbed, ends = pathfinder(self.target, points, self._beta(), scale, generator)
-            covariance, spent = scale.square() if covariance is None else covariance, looked + climbed
+            points, covariance, spent, ends = pathfinder(self.target, points, self._beta(), scale, generator)
+            covariance, spent = scale.square() if covariance is None else covariance, looked + spent
             known = KnownModes.of(self.target)
             known.note(ends, "starts", independent=True)
             # Chains start in modes that an earlier run has missed, as far as there are chains.
-            for chain, peak in enumerate(known.unvisited[: len(points) - 1]):
-                points[chain] = peak.position
+            for chain, mode in enumerate(known.unvisited[: len(points) - 1]):
+                points[chain] = mode.position
         state = self.adaptation.init(self.target, points, generator=generator, covariance=covariance)
         return state._replace(num_gradients=state.num_gradients + spent)
 
@@ -454,7 +454,7 @@ def run(
     adaptation: Adaptation,
     settings: RunSettings,
     *,
-    initial: Tensor | Climb | None = None,
+    initial: Tensor | TemperedStarts | None = None,
     prior: PriorDraws | None = None,
 ) -> RunResult:
     """Run warm-up and sampling and return the recorded draws.
@@ -465,7 +465,7 @@ def run(
     adaptation : Adaptation
         Kernel and its tuning; ``kernel.beta`` has one entry per chain.
     settings : RunSettings
-    initial : Tensor or Climb, optional
+    initial : Tensor or TemperedStarts, optional
         Starting points as in :func:`starting_points`, or a tempering path to find them.
     prior : PriorDraws, optional
         Prior draws for every iteration; if given, neighbouring temperatures exchange states.

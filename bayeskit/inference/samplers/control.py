@@ -11,22 +11,22 @@ from torch import Tensor
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.errors import InitializationError
+from bayeskit.inference.optimize import InverseHessian, LBFGSState, lbfgs_path
 from bayeskit.inference.samplers.starts import starting_points
-from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "NUM_REFERENCES",
     "Anchor",
+    "NormalAtMode",
     "RowEstimate",
-    "Summit",
     "WeightedJoint",
-    "climb_to_summit",
+    "normal_at_mode",
     "optimal_probabilities",
 ]
 
 _STARTS = 4
-_MAX_CLIMB = 500  # gradients of all data
+_MAX_GRADIENTS = 500  # gradients of all data
 _MAX_MEMORY = 40
 NUM_REFERENCES = 32  # points at which weights are optimal on average
 _UNIFORM = 0.05  # share of uniform probabilities, so that no row has none
@@ -88,40 +88,39 @@ class RowEstimate:
         return self.joint(u, rows, 1 / (rows.shape[0] * self.probabilities[rows]))
 
 
-class Summit(NamedTuple):
-    """The end of a climb with its estimated curvature."""
+class NormalAtMode(NamedTuple):
+    """A normal approximation at a mode, by the curvature that a search estimated."""
 
     position: Tensor  # (d,)
-    curvature: InverseHessian  # of one climb
+    curvature: InverseHessian  # of one search
     scale: Tensor  # (d,)
 
     def draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw from the normal approximation, ``(num_draws, d)``."""
-        if not self.curvature.pairs:  # the climb took no step
+        if not self.curvature.pairs:  # the search took no step
             return self.position.expand(num_draws, -1)
         return self.position + self.scale * self.curvature.draws(num_draws, generator)[:, 0]
 
 
-def climb_to_summit(target: Target, generator: torch.Generator, start: Tensor | None = None) -> Summit:
-    """Climb to a mode of the full ``target`` from prior draws, or from one ``start (d,)``; return the highest."""
+def normal_at_mode(target: Target, generator: torch.Generator, start: Tensor | None = None) -> NormalAtMode:
+    """Search for a mode of the full ``target`` from prior draws, or from one ``start (d,)``; return the highest."""
     n = _STARTS if start is None else 1
     points = starting_points(target, n, torch.ones(n).to(target.device, target.dtype), generator, start)
-    evaluate = target.evaluator(n, _MAX_CLIMB)
+    evaluate = target.evaluator(n, _MAX_GRADIENTS)
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
         found = evaluate(u, u.new_ones(n))
         return found.log_density, found.gradient
 
-    objective = ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient)
     scale = torch.ones_like(points[0])
     memory = min(_MAX_MEMORY, max(12, 2 * target.dim))
-    last: Place
+    last: LBFGSState
     with one_thread():
-        *_, last = ascent(objective, points, _MAX_CLIMB, scale, memory)
+        *_, last = lbfgs_path(value_and_gradient, points, _MAX_GRADIENTS, scale, memory)
     best = last.value.argmax().reshape(1)
     if not bool(last.value[best].isfinite()):
-        raise InitializationError("no climb to a mode found a finite density; give control=a point of high density")
-    return Summit(last.position[best[0]], last.curvature.of(best), scale)
+        raise InitializationError("no search for a mode found a finite density; give control=a point of high density")
+    return NormalAtMode(last.position[best[0]], last.curvature.of(best), scale)
 
 
 def optimal_probabilities(

@@ -10,16 +10,17 @@ from torch import Tensor
 from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.inference.peaks import KnownModes, Peak, posterior, reflections
+from bayeskit.inference.known_modes import KnownModes, WeightedMode, reflections
+from bayeskit.inference.optimize import lbfgs
 from bayeskit.inference.samplers.starts import candidate_points
-from bayeskit.logdensity.climbing import ClimbObjective, climb
+from bayeskit.logdensity.own_density import ValueAndGradient
 from bayeskit.logdensity.target import Target
 
 __all__ = ["hidden_modes"]
 
 _SHARE_OF_COST = 0.05  # of the run's gradients
-_CLIMB, _FEWEST = 40, 4  # gradients of a climb, and least number of climbs
-_MOST_CLIMBS = 64
+_GRADIENTS, _FEWEST = 40, 4  # gradients of a search, and least number of searches
+_MOST_SEARCHES = 64
 _FOR_SUMMANDS, _SUMMAND_STEPS = 8, 30  # climbs that a run can afford, from which terms of mixtures are climbed as well
 _VALLEY, _POINTS = 0.5, (0.15, 0.35, 0.5, 0.65, 0.85)  # depth in nats, and places between two points
 _LEAST_SHARE = 0.01  # of the posterior in a mode that is reported
@@ -41,10 +42,10 @@ def hidden_modes(draws: Draws, seed: int) -> list[str]:
 
 def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[str]:
     n, x = draws.num_chains, draws.unconstrained.flatten(0, 1)
-    known.unvisited = [peak for peak in known.unvisited if not bool(peak.holds(x).any())]
+    known.unvisited = [mode for mode in known.unvisited if not bool(mode.holds(x).any())]
     generator = new_generator(seed, target.device, stream="modes that no chain visits")
-    count = min(int(_SHARE_OF_COST * draws.num_gradients / _CLIMB), _MOST_CLIMBS) // n * n
-    ends = [known.ends(target), *(peak.position[None] for peak in known.peaks)]
+    count = min(int(_SHARE_OF_COST * draws.num_gradients / _GRADIENTS), _MOST_SEARCHES) // n * n
+    ends = [known.ends(target), *(mode.position[None] for mode in known.weighted)]
     mirrored, _ = reflections(target, draws.unconstrained[:, -1])
     fresh = mirrored[:0]
     if count >= _FEWEST and count > len(mirrored):
@@ -52,29 +53,29 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     for starts, found_by in ((mirrored, "reflections of draws"), (fresh, "search after a run")):
         finite = starts[starts.isfinite().all(-1)]
         if len(finite):
-            reached, heights, _ = climb(_in_blocks(target, n), finite, _CLIMB)
+            reached, heights, _ = lbfgs(_in_blocks(target, n), finite, _GRADIENTS)
             known.note(reached[heights.isfinite()], found_by, independent=starts is fresh)
             ends.append(reached[heights.isfinite()])
     apart = _apart(target, draws, torch.cat(ends))
     if count >= _FOR_SUMMANDS:
-        known.climb_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
+        known.search_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
         # A narrow mode on the slope of a wide one has no valley before it.
         apart = torch.cat([apart, _apart(target, draws, known.ends(target), by_valleys=False)])
     if not len(apart):
         return []
     visited = _seen_mass(target, draws, known, seed)
     known.weigh(target, seed=seed)
-    found = [peak for peak in known.peaks if bool(peak.holds(apart).any()) and not bool(peak.holds(x).any())]
+    found = [mode for mode in known.weighted if bool(mode.holds(apart).any()) and not bool(mode.holds(x).any())]
     if visited is None or not found:
         return []
-    hidden = torch.tensor([peak.log_mass for peak in found], dtype=torch.float64).logsumexp(0)
+    hidden = torch.tensor([mode.log_mass for mode in found], dtype=torch.float64).logsumexp(0)
     share = float(torch.sigmoid(hidden - visited))
     if share < _LEAST_SHARE:
         return []
-    for peak in found:
-        is_known = any(bool(other.holds(peak.position)) for other in known.unvisited)
-        if peak.log_mass > visited + math.log(_LEAST_SHARE) and not is_known:
-            known.unvisited.append(peak)
+    for mode in found:
+        is_known = any(bool(other.holds(mode.position)) for other in known.unvisited)
+        if mode.log_mass > visited + math.log(_LEAST_SHARE) and not is_known:
+            known.unvisited.append(mode)
     where = ", ".join(f"{name} = {value:.4g}" for name, value in _place(target, found[0]))
     modes = "a mode" if len(found) == 1 else f"{len(found)} modes"
     return [
@@ -84,7 +85,7 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     ]
 
 
-def _in_blocks(target: Target, num_chains: int) -> ClimbObjective:
+def _in_blocks(target: Target, num_chains: int) -> ValueAndGradient:
     """Return the posterior by the evaluator that the run has made for its chains."""
     evaluate = target.ready_evaluator(num_chains)
 
@@ -95,7 +96,7 @@ def _in_blocks(target: Target, num_chains: int) -> ClimbObjective:
         value, gradient = (torch.cat([getattr(one, name) for one in found]) for name in ("log_density", "gradient"))
         return value[: len(u)], gradient[: len(u)]
 
-    return ClimbObjective(posterior(target).value, value_and_gradient)
+    return value_and_gradient
 
 
 def _apart(target: Target, draws: Draws, ends: Tensor, *, by_valleys: bool = True) -> Tensor:
@@ -119,15 +120,15 @@ def _apart(target: Target, draws: Draws, ends: Tensor, *, by_valleys: bool = Tru
 
 
 def _seen_mass(target: Target, draws: Draws, known: KnownModes, seed: int) -> float | None:
-    """Return the log of the evidence in the modes that chains visit, by the peak with most draws; None without one."""
+    """Return the log of the evidence in the modes that chains visit, by the mode with most draws; None without one."""
     x = draws.unconstrained.flatten(0, 1)
     best = x[draws.log_density.flatten().nan_to_num(nan=-torch.inf).argmax()]
-    known.climb(target, best[None], "chains")
+    known.search(target, best[None], "chains")
     known.weigh(target, seed=seed)
-    shares = [(float(peak.holds(x).double().mean()), peak.log_mass) for peak in known.peaks]
+    shares = [(float(mode.holds(x).double().mean()), mode.log_mass) for mode in known.weighted]
     share, log_mass = max(shares, default=(0.0, 0.0))
     return log_mass - math.log(share) if share > 0 else None
 
 
-def _place(target: Target, peak: Peak) -> list[tuple[str, float]]:
-    return list(zip(target.names, peak.position.tolist(), strict=False))[:3]
+def _place(target: Target, mode: WeightedMode) -> list[tuple[str, float]]:
+    return list(zip(target.names, mode.position.tolist(), strict=False))[:3]

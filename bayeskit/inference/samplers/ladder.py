@@ -29,7 +29,7 @@ from bayeskit.inference.samplers.sampling import (
     require_groups,
     run_groups,
 )
-from bayeskit.inference.samplers.starts import Climb
+from bayeskit.inference.samplers.starts import TemperedStarts
 from bayeskit.logdensity.target import Target
 
 __all__ = ["Exchange", "Ladder", "sample_ladder"]
@@ -255,7 +255,7 @@ def sample_ladder(
     prior[0]  # raises before the run if the prior cannot be sampled
     variance = prior_variance(target, seed)
     betas = [warm.repeat_interleave(num_chains) for warm in levels[1:].tensor_split(num_groups)]
-    climb = Climb(levels[1:], variance)
+    starts = TemperedStarts(levels[1:], variance)
     adaptations = [_adaptation(beta, target.dim, num_chains, num_warmup, target_acceptance, variance) for beta in betas]
     facts: dict[str, object] = {
         "num_warmup": num_warmup,
@@ -265,13 +265,13 @@ def sample_ladder(
     }
     travel, skipped = None, num_warmup if exchange else 0
     if num_groups == 1:
-        result = run(target, adaptations[0], settings, initial=climb, prior=prior if exchange else None)
+        result = run(target, adaptations[0], settings, initial=starts, prior=prior if exchange else None)
         draws = as_draws(target, result, betas[0], HMC(), facts)
         if result.exchange is not None:
             probability, trips = result.exchange
             travel = Exchange(1 - probability.mean((0, 2)), trips, draws.num_draws)
     else:
-        groups = [Group(one, len(beta), climb) for one, beta in zip(adaptations, betas, strict=True)]
+        groups = [Group(one, len(beta), starts) for one, beta in zip(adaptations, betas, strict=True)]
         done = run_groups(target, groups, settings, num_jobs=num_jobs, all_needed=True)
         draws = join_groups(target, done, betas, HMC(), facts | {"num_groups": num_groups})
     begin = time.monotonic()

@@ -25,7 +25,7 @@ from bayeskit.inference.samplers.control import (
     NUM_REFERENCES,
     Anchor,
     RowEstimate,
-    climb_to_summit,
+    normal_at_mode,
     optimal_probabilities,
 )
 from bayeskit.logdensity.density import Constrained
@@ -547,7 +547,7 @@ class MinibatchTarget:
     variance.
 
     With a *control variate* at an anchor :math:`a` only the difference of each row's gradient from that at the anchor
-    is estimated, and its mean over all data, known from one pass, is added. ``control="mode"`` climbs to a mode first,
+    is estimated, and its mean over all data, known from one pass, is added. ``control="mode"`` finds a mode first,
     from prior draws; a point ``(d,)``, such as the weights of a trained network, is an anchor too. The variance then
     grows with the distance from the anchor, and may be larger than without control far from it. ``control="svrg"``
     takes the current position of each chain as anchor, anew after each pass over the data, for which it evaluates all
@@ -627,12 +627,12 @@ class MinibatchTarget:
             self.anchor = control.to(self.device, self.dtype)
         probabilities = None
         if weights is not None or (self.control == "mode" and self.anchor is None):
-            summit = climb_to_summit(full, generator, self.anchor)
+            normal = normal_at_mode(full, generator, self.anchor)
             if self.control == "mode" and self.anchor is None:
-                self.anchor = summit.position
+                self.anchor = normal.position
             if weights is not None:
-                points = summit.draws(NUM_REFERENCES, generator)
-                centre = summit.position if self.control == "svrg" else self.anchor
+                points = normal.draws(NUM_REFERENCES, generator)
+                centre = normal.position if self.control == "svrg" else self.anchor
                 joint = self._density.joint
                 probabilities = optimal_probabilities(joint, self.num_data, points, centre, full.loops)
                 self.row_order = WeightedRows(probabilities)
@@ -696,7 +696,7 @@ class MinibatchTarget:
         compile : bool or "auto", default "auto"
             Compile gradients always, never, or if that saves time.
         seed : int, default 0
-            Seed of the runs that read the model's structure, and of the climb to the mode.
+            Seed of the runs that read the model's structure, and of the search for the mode.
 
         Returns
         -------

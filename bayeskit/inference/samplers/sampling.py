@@ -23,14 +23,14 @@ from bayeskit.core.process_state import recorded_warnings
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError, UnknownNameError
-from bayeskit.inference.peaks import KnownModes, Peak
+from bayeskit.inference.known_modes import KnownModes, WeightedMode
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettings, run
 from bayeskit.inference.samplers.diagnosis import problems, problems_in_tails
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, say_early
 from bayeskit.inference.samplers.hidden_modes import hidden_modes
 from bayeskit.inference.samplers.hmc import HMC
-from bayeskit.inference.samplers.starts import Climb, prior_positions
+from bayeskit.inference.samplers.starts import TemperedStarts, prior_positions
 from bayeskit.inference.samplers.unseen_tails import unseen_tails
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
@@ -57,7 +57,7 @@ class Group(NamedTuple):
 
     adaptation: Adaptation
     num_chains: int
-    initial: Tensor | Climb | None = None
+    initial: Tensor | TemperedStarts | None = None
 
 
 class GroupResults(NamedTuple):
@@ -282,7 +282,7 @@ class _RunGroup:
 _here: dict[str, _RunGroup] = {}  # the last function used in this process
 
 
-def _arrived(target: Target, key: str, unvisited: list[Peak]) -> _RunGroup:
+def _arrived(target: Target, key: str, unvisited: list[WeightedMode]) -> _RunGroup:
     if key not in _here:
         _here.clear()
         KnownModes.of(target).unvisited = unvisited

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.functions_of_users import density_may_fail
-from bayeskit.inference.peaks import negative_hessian
-from bayeskit.logdensity.climbing import ClimbObjective
+from bayeskit.inference.optimize import negative_hessian, saddle_free_inverse
 from bayeskit.logdensity.own_density import OwnDensity
 from bayeskit.logdensity.target import Target
 
@@ -22,7 +21,6 @@ _AT_THE_ENDS, _SMALL = 20.0, 1e-6  # unconstrained values at which a number from
 _MOST_MOVES = 4  # steps by which the maximum along another scale is sought
 _FAR = (4.0, 12.0)  # the same where a distribution seems to end, in widths
 _NEWTON, _AT_REST, _LENGTHS = 6, 0.01, (1.0, 0.5, 0.25, 0.1, 0.01)
-_LEAST_CURVATURE = 1e-4  # of an axis of the profile, relative to the curvatures along the coordinates
 _MOST_KNOTS, _SMALLEST_STEP = 96, 1e-3  # of one scale, and in units of its width
 _FLAT, _STEEP, _FASTER = 0.5, 1.5, 1.7  # changes in nats between neighbouring knots, and the growth of steps
 _NEGLIGIBLE = 11.0  # nats below the mass of the highest segment
@@ -71,24 +69,18 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Knot:
         value, gradient = target.value_and_grad(whole(w))
         return value, gradient[..., free]
 
-    objective = ClimbObjective(lambda w: target.log_density(whole(w)), value_and_gradient)
     w = start[free]
     if not len(w):
         return Knot(start, float(target.log_density(start)), 0.0, torch.zeros_like(start), 1)
     spent, lengths = 1, torch.tensor(_LENGTHS, dtype=start.dtype, device=start.device).unsqueeze(-1)
     (value,), (slope,) = value_and_gradient(w[None])
-    covariance, half_log_det = torch.zeros_like(w).diag(), math.inf
+    covariance, log_width = torch.zeros_like(w).diag(), torch.full_like(value, -torch.inf)
     for _ in range(_NEWTON):
-        precision, looks = negative_hessian(target, w, objective)
+        precision, looks = negative_hessian(value_and_gradient, w)
         spent += looks
         if not bool(precision.isfinite().all() & slope.isfinite().all()):
             return Knot(whole(w), -math.inf, 0.0, torch.zeros_like(start), spent)
-        scale = precision.diagonal().abs().clamp(min=torch.finfo(w.dtype).tiny).rsqrt()
-        curvature, axes = torch.linalg.eigh(scale[:, None] * precision * scale)
-        # On a saddle, where a climb begins or ends early, curvatures count as positive.
-        curvature, axes = curvature.abs().clamp(min=_LEAST_CURVATURE), scale[:, None] * axes
-        covariance = (axes / curvature) @ axes.T
-        half_log_det = float(0.5 * curvature.log().sum() - scale.log().sum())
+        covariance, log_width = saddle_free_inverse(precision)
         step = covariance @ slope
         if not float(step @ slope) > _AT_REST:
             break
@@ -101,7 +93,7 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Knot:
         # Where the other coordinates are normal, one step ends at the mode, and the curvature is the same there.
         if best == 0 and float(slope @ covariance @ slope) < _AT_REST**2:
             break
-    height = float(value) - half_log_det + 0.5 * len(w) * math.log(2 * math.pi)
+    height = float(value) + float(log_width) + 0.5 * len(w) * math.log(2 * math.pi)
     width = torch.zeros_like(start).masked_scatter(free, covariance.diagonal().sqrt())
     return Knot(whole(w), height, 0.0, width, spent)
 

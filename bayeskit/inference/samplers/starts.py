@@ -11,18 +11,18 @@ from torch import Tensor
 from bayeskit.core.evaluation import tempered
 from bayeskit.core.inputs import warn_user
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
-from bayeskit.inference.peaks import half_nat_widths
+from bayeskit.inference.known_modes import half_nat_widths
+from bayeskit.inference.optimize import InverseHessian, LBFGSState, lbfgs_path, quartile_distance
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent, quartile_distance
 from bayeskit.logdensity.density import Started
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "CANDIDATES",
-    "Climb",
     "Start",
+    "TemperedStarts",
     "candidate_points",
     "local_scale",
     "pathfinder",
@@ -271,24 +271,24 @@ def _range(x: Tensor) -> str:
 
 # Pathfinder starts: each chain moves from its point to the bulk of the posterior mass.
 
-_MAX_CLIMB = 150  # gradients of a chain
-_PLACES = 48  # of each climb, at which a normal approximation is evaluated
+_MAX_GRADIENTS = 150  # gradients of a chain
+_PLACES = 48  # of each search, at which a normal approximation is evaluated
 _DRAWS = 5  # from each of them
 _MAX_MEMORY = 40  # steps from which the curvature is estimated
 _MAX_DENSE = 128  # dimensions up to which the covariance is given in full
 _MAX_CHAINS = 64  # whose covariances are averaged
 _VARIANCE_DRAWS = 100
-_AT_REST = 10  # last gradients, over which a converged climb gains less than a nat
+_AT_REST = 10  # last gradients, over which a converged search gains less than a nat
 _NEGLIGIBLE = 20.0  # nats, plus one per dimension, by which a negligible mode is below the best of its temperature
 
 
 class Start(NamedTuple):
-    """Starting points of chains, and a rough covariance of the posterior from the climbs."""
+    """Starting points of chains, and a rough covariance of the posterior from the searches."""
 
     position: Tensor  # (n, d)
-    covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None if no climb succeeded
+    covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None if no search succeeded
     num_gradients: int
-    ends: Tensor  # (k, d), of the climbs
+    ends: Tensor  # (k, d), of the searches
 
 
 def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, generator: torch.Generator) -> Start:
@@ -299,16 +299,15 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     # find, unless the mass of a mode is negligible relative to another at the same temperature. If no chain improves on
     # its point, all chains keep theirs.
     n, d = points.shape
-    evaluate = target.evaluator(n, _MAX_CLIMB)
+    evaluate = target.evaluator(n, _MAX_GRADIENTS)
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
         found = evaluate(u, beta)
         return found.log_density, found.gradient
 
-    objective = ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient)
     memory = min(_MAX_MEMORY, max(12, 2 * d))
-    path = list(ascent(objective, points, _MAX_CLIMB, scale, memory))
-    spent = path[-1].num_evaluations
+    path = list(lbfgs_path(value_and_gradient, points, _MAX_GRADIENTS, scale, memory))
+    spent = path[-1].num_gradients
     draws, bound, num_drawn = _approximations(target, path, beta, scale, generator)
     best = bound.amax(0)
     whose = _hills(best, beta, _NEGLIGIBLE + d, generator)
@@ -343,8 +342,8 @@ def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Gene
     return whose
 
 
-def _places(path: list[Place], bound: Tensor) -> Tensor:
-    """Return the place on each climb where its lower bound ``(L, n)`` is highest, ``(n,)``."""
+def _places(path: list[LBFGSState], bound: Tensor) -> Tensor:
+    """Return the place on each path where its lower bound ``(L, n)`` is highest, ``(n,)``."""
     # A search that does not converge, or not at the bulk of the mass, runs to an infinite density, as in the neck of a
     # funnel of many groups. There the bounds hardly change, and no chain would return: it starts at the first point
     # with a bound within one nat per dimension of the best.
@@ -358,7 +357,7 @@ def _places(path: list[Place], bound: Tensor) -> Tensor:
 
 
 def _approximations(
-    target: Target, path: list[Place], beta: Tensor, scale: Tensor, generator: torch.Generator
+    target: Target, path: list[LBFGSState], beta: Tensor, scale: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
     """Return draws ``(L, DRAWS, n, d)`` of normal approximations, bounds ``(L, n)``, and the evaluations spent."""
     # Bounds are -inf for points that did not move, have no positive curvature, or are not examined.
@@ -398,7 +397,7 @@ def _density(target: Target, u: Tensor, beta: Tensor) -> Tensor:
 
 
 def _covariance(
-    path: list[Place], chosen: Tensor, whose: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
+    path: list[LBFGSState], chosen: Tensor, whose: Tensor, home: Tensor, scale: Tensor, generator: torch.Generator
 ) -> Tensor | None:
     """Return the mean covariance of the approximations that the chains chose, ``(d, d)``, or variances, ``(d,)``."""
     d = len(scale)
@@ -426,7 +425,7 @@ _FASTER, _SLOWER = 1.25, 0.6  # factors of the step size
 
 
 @dataclass(frozen=True)
-class Climb:
+class TemperedStarts:
     """Starting points of a tempered ladder: prior draws, moved a few times at each lower temperature."""
 
     # Chains started at prior draws far outside a sharp posterior need a whole warm-up to reach it. These chains reach

@@ -12,6 +12,7 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
+from bayeskit.inference.optimize import adam
 from bayeskit.models.phylogenetics import Alignment, Partition, SubsplitBayesianNetwork, Topologies, clades
 from bayeskit.models.phylogenetics.distributions.graphs import Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.neighbour_joining import joined_neighbours
@@ -160,7 +161,7 @@ class ScoredTrees:
         return np.flatnonzero(self.shares.numpy() >= mass)
 
     def add(self, topologies: Topologies, lengths: Tensor | None = None) -> None:
-        """Score topologies that are not known, by a climb from branch lengths `(topologies, edges)`."""
+        """Score topologies that are not known, by a search from branch lengths `(topologies, edges)`."""
         keys = [row.tobytes() for row in topologies.children]
         new = {key: place for place, key in enumerate(keys) if key not in self._known}
         if not new:
@@ -171,10 +172,10 @@ class ScoredTrees:
             start = torch.full((len(rows), topologies.num_edges), _LENGTH, dtype=torch.float64)
         else:
             start = lengths[rows]
-        start, score = self._climbed(topologies, start, _LONG if lengths is None else _QUICK)
+        start, score = self._maximized(topologies, start, _LONG if lengths is None else _QUICK)
         best = max(float(self.scores.max()) if len(self.scores) else -torch.inf, float(score.max()))
         close = torch.nonzero(score > best - _MARGIN)[:, 0]
-        start[close], score[close] = self._climbed(topologies[close.numpy()], start[close], _LONG)
+        start[close], score[close] = self._maximized(topologies[close.numpy()], start[close], _LONG)
         self._known.update(new)
         children = np.concatenate([self.topologies.children, topologies.children])
         self.topologies = Topologies(self.topologies.taxa, children)
@@ -200,10 +201,10 @@ class ScoredTrees:
             if tell is not None:
                 tell(tried, f"best {float(self.scores.max()):.2f}")
 
-    def _climbed(self, topologies: Topologies, lengths: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+    def _maximized(self, topologies: Topologies, lengths: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
         """Return branch lengths near the maximum of the density of their logarithms, and this density."""
         found = [
-            self._climb(topologies[first : first + _AT_ONCE], lengths[first : first + _AT_ONCE], num_steps)
+            self._maximum(topologies[first : first + _AT_ONCE], lengths[first : first + _AT_ONCE], num_steps)
             for first in range(0, len(topologies), _AT_ONCE)
         ]
         if not found:
@@ -211,22 +212,24 @@ class ScoredTrees:
         lengths, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
         return lengths, scores
 
-    def _climb(self, topologies: Topologies, lengths: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
-        position = lengths.clamp(min=1e-8).log()
-        first, second = torch.zeros_like(position), torch.zeros_like(position)
-        best, at = torch.full((len(position),), -torch.inf, dtype=position.dtype), position
-        for step in range(num_steps + 1):
+    def _maximum(self, topologies: Topologies, lengths: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+        start = lengths.clamp(min=1e-8).log()
+        best, at = torch.full((len(start),), -torch.inf, dtype=start.dtype), start
+
+        def gradient(position: Tensor) -> Tensor:
+            """Return the gradient, and keep the best positions of all steps."""
+            nonlocal best, at
             with torch.enable_grad():
-                leaf = position.detach().requires_grad_(True)
+                leaf = position.requires_grad_(True)
                 value = self.log_density(topologies, leaf.exp()) + leaf.sum(-1)
-                (gradient,) = torch.autograd.grad(value.sum(), leaf)
+                (found,) = torch.autograd.grad(value.sum(), leaf)
             value = value.detach().nan_to_num(nan=-torch.inf)
             better = value > best
-            best, at = torch.where(better, value, best), torch.where(better[:, None], position, at)
-            # Adam, whose rate falls to zero.
-            first, second = torch.lerp(first, gradient, 0.2), torch.lerp(second, gradient.square(), 0.1)
-            size = first / (1 - 0.8 ** (step + 1)) / ((second / (1 - 0.9 ** (step + 1))).sqrt() + 1e-3)
-            position = position + _RATE * (1 - step / (num_steps + 1)) * size.nan_to_num()
+            best, at = torch.where(better, value, best), torch.where(better[:, None], leaf.detach(), at)
+            return found.nan_to_num(0.0, 0.0, 0.0)
+
+        for _ in adam(gradient, start, num_steps + 1, _RATE, betas=(0.8, 0.9), eps=1e-3):
+            pass
         return at.exp(), best
 
 

@@ -36,7 +36,7 @@ from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError, T
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.judging.densities import with_rounding, without_nan
 from bayeskit.inference.evidence.judging.weights import weight_problems
-from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
+from bayeskit.inference.evidence.laplus import SHORTEST, Modes, match_gamma, positive_modes
 from bayeskit.inference.evidence.methods import METHODS
 from bayeskit.logdensity.target import Target
 from bayeskit.models.phylogenetics import (
@@ -1105,7 +1105,7 @@ def first_proposals(
                 return value + x.log().sum(-1) if infinite else value
 
             # Not from another topology's mode, which may be near a lower mode of this one.
-            found.append(climb_to_modes(log_density, start.expand(len(places), -1), tolerance=_GAIN))
+            found.append(positive_modes(log_density, start.expand(len(places), -1), tolerance=_GAIN))
             bar.update(int(places[-1]) + 1)
     modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
     x, z = modes.position[:, :edges], modes.position

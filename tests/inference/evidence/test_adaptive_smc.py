@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
-from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, Peaks
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, FoundModes
 from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, sequential_refusal
 from bayeskit.inference.samplers.smc import learn_metric
 from bayeskit.inference.samplers.weighted_particles import conditional_share
@@ -44,7 +44,7 @@ def test_it_agrees_with_the_exact_answer(name, limit):
 
 
 def unsearched(monkeypatch):
-    monkeypatch.setattr(Diagnostics, "peaks", lambda self, draws: Peaks((), 0))
+    monkeypatch.setattr(Diagnostics, "modes", lambda self, draws: FoundModes((), 0))
     monkeypatch.setattr(Diagnostics, "_mass_outside", lambda self, draws, estimate: ([], 0))
 
 

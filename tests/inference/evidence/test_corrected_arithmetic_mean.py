@@ -135,7 +135,7 @@ def test_it_agrees_with_the_exact_answer(name, limit):
     z = corrected_arithmetic_mean(target, draws)
     assert z.trusted or name == "eight_schools", str(z)  # a funnel, in whose neck weights are large
     assert abs(z.log_evidence - case.log_evidence) < limit(3) * z.standard_error < 0.2, str(z)
-    search = Diagnostics(target).peaks(draws).num_evaluations + len(WIDER) * LOOKS
+    search = Diagnostics(target).modes(draws).num_evaluations + len(WIDER) * LOOKS
     tails = unseen_tails(draws).num_gradients
     assert z.num_evaluations == draws.num_gradients + 8 * 200 + search + tails
 
@@ -266,7 +266,7 @@ def test_seeds_and_proposals():
     draws = draw(0)
     first, same, other = (corrected_arithmetic_mean(target, draws, seed=s).log_evidence for s in (0, 0, 1))
     assert first == same != other
-    search = Diagnostics(target).peaks(draws).num_evaluations + len(WIDER) * LOOKS
+    search = Diagnostics(target).modes(draws).num_evaluations + len(WIDER) * LOOKS
     assert corrected_arithmetic_mean(target, draws, num_proposals=50).num_evaluations == 50 + search
 
 

@@ -347,7 +347,7 @@ def test_the_seed_decides_and_the_global_stream_does_not():
 
 def test_evaluations_are_counted(curved):
     draws, flow = curved
-    search = Diagnostics(draws.target).peaks(draws).num_evaluations + len(WIDER) * LOOKS
+    search = Diagnostics(draws.target).modes(draws).num_evaluations + len(WIDER) * LOOKS
     assert flow_importance_sampling(draws.target, draws, flow=flow, num_draws=123).num_evaluations == 123 + search
     assert learned_harmonic_mean(draws.target, draws, flow=flow).num_evaluations == 2000 + search
 

@@ -372,7 +372,7 @@ def test_a_ladder_that_is_fine_enough_is_used_as_it_is(linear):
     case, target = linear
     ladder = exact_ladder(case, target, grid(60), 0)
     z = thermodynamic_integration(target, ladder=ladder, tolerance=0.05)
-    search = Diagnostics(target).peaks(ladder.draws).num_evaluations + len(WIDER) * LOOKS
+    search = Diagnostics(target).modes(ladder.draws).num_evaluations + len(WIDER) * LOOKS
     assert z.num_evaluations == ladder.num_evaluations + search and z.diagnostics["rounds"] == 0
     assert z.log_evidence == modified_path_sampling(target, ladder).log_evidence
 

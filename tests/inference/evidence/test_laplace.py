@@ -13,7 +13,7 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, ShapeError
-from bayeskit.inference import peaks
+from bayeskit.inference import optimize
 from bayeskit.inference.evidence import laplace_approximation as module
 from bayeskit.inference.evidence import modes as search
 from bayeskit.inference.evidence.laplace_approximation import (
@@ -97,9 +97,9 @@ def test_units_change_nothing(dtype):
     units = torch.tensor([1e-5, 1.0, 1e4], dtype=dtype)
     scaled, plain = skewed(units), skewed(torch.ones(3, dtype=dtype))
     point = torch.tensor([0.7, 0.9, 0.7], dtype=dtype)
-    bends = peaks.negative_hessian(scaled, units * point)[0] * units * units[:, None]
+    bends = optimize.negative_hessian(scaled.value_and_grad, units * point)[0] * units * units[:, None]
     close = {"rtol": 0, "atol": 1e-6 if dtype == DOUBLE else 2e-3}
-    torch.testing.assert_close(bends, peaks.negative_hessian(plain, point)[0], **close)
+    torch.testing.assert_close(bends, optimize.negative_hessian(plain.value_and_grad, point)[0], **close)
     if dtype == DOUBLE:  # in single precision a search may stop short, and says so
         assert abs(laplace(scaled).log_evidence - laplace(plain).log_evidence) < 1e-5
     a, b = (laplace_importance_sampling(target, 4000) for target in (scaled, plain))
@@ -236,13 +236,13 @@ def test_smoothing_leaves_what_is_below_the_tail():
 
 def test_a_lost_determinant_is_noticed(monkeypatch):
     case = exact.get("linreg10")
-    original = peaks.negative_hessian
+    original = optimize.negative_hessian
 
     def wrong(*args):
         precision, count = original(*args)
         return precision / 2, count
 
-    monkeypatch.setattr(peaks, "negative_hessian", wrong)
+    monkeypatch.setattr(optimize, "negative_hessian", wrong)
     assert abs(laplace(case.target()).log_evidence - case.log_evidence) > 1
 
 

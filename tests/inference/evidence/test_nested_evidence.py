@@ -8,7 +8,7 @@ from bayeskit import Target, exact
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.exact.several_modes import eggbox, gaussian_shells, spike_and_slab
 from bayeskit.inference.evidence.nested_evidence import expected_error, nested_sampling
-from bayeskit.inference.peaks import KnownModes
+from bayeskit.inference.known_modes import KnownModes
 from bayeskit.inference.samplers.nested import ConstrainedSlice, SliceInfo, sample_nested
 
 
@@ -126,7 +126,7 @@ def test_a_narrow_peak_within_a_broad_one_is_noticed_and_found_by_going_on(limit
     assert abs(missed.log_evidence - case.log_evidence) / missed.standard_error > limit()
     assert any("a mode" in w and "smaller termination" in w for w in missed.warnings)
     # What the climb from the last points has found is known to all methods.
-    assert any(peak.found_by == "nested points" for peak in KnownModes.of(target).peaks)
+    assert any(peak.found_by == "nested points" for peak in KnownModes.of(target).weighted)
     found = nested_sampling(target, sample_nested(target, 60, termination=1e-11, progress=False))
     assert abs(found.log_evidence - case.log_evidence) / found.standard_error < limit()
     assert found.trusted

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, Peaks
+from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, FoundModes
 from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential, prequential_refusal
 from bayeskit.inference.evidence.shared_runs import SharedRuns
 
@@ -83,7 +83,7 @@ def test_the_sum_is_the_same_in_any_order(order, limit):
 
 
 def test_errors_are_right(calibrated, monkeypatch):
-    monkeypatch.setattr(Diagnostics, "peaks", lambda self, draws: Peaks((), 0))
+    monkeypatch.setattr(Diagnostics, "modes", lambda self, draws: FoundModes((), 0))
     target, truth = bk.Target.from_pyro(coin, TOSSES[:3]), float(_succession(TOSSES[:3]).sum())
     scores = []
     for seed in range(24):

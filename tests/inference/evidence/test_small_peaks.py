@@ -9,7 +9,7 @@ import torch
 import bayeskit as bk
 from bayeskit.exact.generated import CauchyStudent
 from bayeskit.inference.evidence import compare
-from bayeskit.inference.peaks import _nearest_before, divided_by_valleys
+from bayeskit.inference.known_modes import _nearest_before, divided_by_valleys
 from bayeskit.workflows.exam import GENERATED_BUDGET
 
 #: One datum of two lies far out, where one prior draw of two hundred is nearer to it; its peak holds .2 per cent.

@@ -101,7 +101,7 @@ def test_it_agrees_with_the_exact_answer_and_is_better_where_the_posterior_is_sk
         ratios.append(z.standard_error / bridge_sampling(target, draws).standard_error)
     # Over six seeds it is .72 on the tree, with a standard deviation of .1, and .67 and less on the other skewed ones.
     assert sum(ratios) / 3 < (1.2 if name == "linreg10" else 1.0)
-    search = Diagnostics(target).peaks(draws).num_evaluations + len(WIDER) * LOOKS + unseen_tails(draws).num_gradients
+    search = Diagnostics(target).modes(draws).num_evaluations + len(WIDER) * LOOKS + unseen_tails(draws).num_gradients
     assert z.num_evaluations == draws.num_gradients + 3 * 4 * 300 + search
 
 
@@ -176,7 +176,7 @@ def test_single_precision(limit):
 def test_seeds_and_proposals():
     target, _, draw = skewed()
     draws = draw(0)
-    search = Diagnostics(target).peaks(draws).num_evaluations + len(WIDER) * LOOKS + unseen_tails(draws).num_gradients
+    search = Diagnostics(target).modes(draws).num_evaluations + len(WIDER) * LOOKS + unseen_tails(draws).num_gradients
     first, same, other = (warp_bridge_sampling(target, draws, seed=s).log_evidence for s in (0, 0, 1))
     assert first == same != other
     assert warp_bridge_sampling(target, draws, num_proposals=50).num_evaluations == 100 + 4 * 125 + search

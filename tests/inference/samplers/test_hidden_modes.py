@@ -11,7 +11,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
-from bayeskit.inference.peaks import KnownModes
+from bayeskit.inference.known_modes import KnownModes
 from bayeskit.inference.samplers.hidden_modes import hidden_modes
 from bayeskit.inference.samplers.sampling import _RunGroup
 

@@ -1,4 +1,4 @@
-"""Starts: normal approximations along climbs, and where chains go by them."""
+"""Starts: normal approximations along searches, and where chains go by them."""
 
 import math
 
@@ -11,8 +11,8 @@ from scipy.stats import chi2, norm
 import bayeskit as bk
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error
+from bayeskit.inference.optimize import lbfgs_path
 from bayeskit.inference.samplers.starts import pathfinder
-from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, ascent, climb
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5
@@ -26,74 +26,6 @@ def normal_target(mean, covariance):
         return constant - 0.5 * (((u - mean) @ precision) * (u - mean)).sum(-1)
 
     return bk.Target.from_functions(lambda u: 0 * u.sum(-1), log_likelihood, d)
-
-
-def pairs_of(precision, n, count, generator):
-    """Steps and what they show of a quadratic, the third useless to the second climb."""
-    result = []
-    for k in range(count):
-        step = torch.randn(n, len(precision), generator=generator, dtype=DOUBLE)
-        bend = step @ precision
-        weight = 1 / (step * bend).sum(-1)
-        if k == 2:
-            weight = weight * torch.tensor([1.0, 0.0] + [1.0] * (n - 2), dtype=DOUBLE)
-        result.append((step, bend, weight))
-    return tuple(result)
-
-
-def dense_inverse(diagonal, pairs, row):
-    """BFGS updates of the inverse Hessian as matrices."""
-    d = pairs[0][0].shape[1]
-    identity = torch.eye(d, dtype=DOUBLE)
-    inverse = torch.diag(diagonal)
-    for step, bend, weight in pairs:
-        s, y, w = step[row], bend[row], weight[row]
-        left = identity - w * torch.outer(s, y)
-        inverse = left @ inverse @ left.T + w * torch.outer(s, s)
-    return inverse
-
-
-@pytest.fixture
-def curved():
-    generator = new_generator(1)
-    root = torch.randn(5, 5, generator=generator, dtype=DOUBLE)
-    precision = root @ root.T + 0.1 * torch.eye(5, dtype=DOUBLE)
-    diagonal = torch.rand(3, 5, generator=generator, dtype=DOUBLE) + 0.5
-    return InverseHessian(diagonal, pairs_of(precision, 3, 4, generator))
-
-
-def test_the_inverse_hessian_is_that_of_bfgs(curved):
-    vector = torch.randn(3, 5, generator=new_generator(2), dtype=DOUBLE)
-    for row in range(3):
-        exact = dense_inverse(curved.diagonal[row], curved.pairs, row)
-        torch.testing.assert_close(curved.times(vector)[row], exact @ vector[row], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(curved.log_determinant()[row], torch.logdet(exact), rtol=1e-9, atol=1e-9)
-    some = curved.of(torch.tensor([2, 0]))
-    torch.testing.assert_close(some.log_determinant(), curved.log_determinant()[[2, 0]])
-
-
-def test_draws_have_the_covariance_of_the_inverse_hessian(curved):
-    """Squares along any direction, whitened by what they should be, are chi-square with one degree of freedom."""
-    count = 20_000
-    draws = curved.draws(count, new_generator(3))
-    directions = torch.randn(12, 5, generator=new_generator(4), dtype=DOUBLE)
-    scores = []
-    for row in range(3):
-        exact = dense_inverse(curved.diagonal[row], curved.pairs, row)
-        along = draws[:, row] @ directions.T
-        relative = along.square().mean(0) / ((directions @ exact) * directions).sum(-1)
-        scores.append((relative - 1) / math.sqrt(2 / count))
-    assert float(torch.stack(scores).abs().max()) < norm.isf(FAILURE_RATE / 72), scores
-
-
-def test_a_climb_is_the_last_of_its_places():
-    hill = ClimbObjective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
-    start = torch.tensor([[1.0, 300.0], [-2.0, 5.0], [4.0, -80.0]], dtype=DOUBLE)
-    places = list(ascent(hill, start, 80))
-    ends, values, count = climb(hill, start)
-    assert torch.equal(places[-1].position, ends) and torch.equal(places[-1].value, values)
-    assert places[-1].num_evaluations == count == 3 * len(places)
-    assert not bool(places[0].moved.any()) and torch.equal(places[0].position, start)
 
 
 def test_chains_come_home_from_far_away_whatever_the_units():
@@ -121,7 +53,7 @@ def test_chains_come_home_from_far_away_whatever_the_units():
     assert 0.2 < float(spread.min()) and float(spread.max()) < 5
 
 
-def test_chains_climb_the_hill_that_they_stand_on():
+def test_chains_stay_in_the_mode_that_they_are_near():
     def log_likelihood(u):
         return torch.logaddexp(-0.5 * (u - 30).square().sum(-1), -0.5 * (u + 30).square().sum(-1) - 3)
 
@@ -230,7 +162,7 @@ def hierarchy(num_groups):
     return model, y
 
 
-def test_a_climb_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
+def test_a_search_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
     """There the density is infinite, and from there no chain came home."""
     model, y = hierarchy(200)
     target = bk.Target.from_pyro(model, y)
@@ -244,7 +176,7 @@ def test_a_climb_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
         found = target.evaluator(24)(u, torch.ones(24, dtype=DOUBLE))
         return found.log_density, found.gradient
 
-    *_, last = ascent(ClimbObjective(lambda u: value_and_gradient(u)[0], value_and_gradient), points, 150, scale, 40)
+    *_, last = lbfgs_path(value_and_gradient, points, 150, scale, 40)
     start = pathfinder(target, points, torch.ones(24, dtype=DOUBLE), scale, new_generator(1))
     assert float(target.constrain(last.position)["deviation"].max()) < 0.01
     assert float(target.constrain(start.position)["deviation"].min()) > 0.05

@@ -16,7 +16,7 @@ from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.judging.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes
-from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.optimize import negative_hessian
 from bayeskit.inference.proposals import IndependentStudentT, Mixture
 from bayeskit.inference.ratio import bidirectional_ratio
 from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_integral_of_density, parts_of
@@ -41,7 +41,7 @@ _HEAVY = 4.3  # width of the 99 % over the 68 % interval: 2.6 for a normal, 3.7 
 _PILOTS = 6
 WIDTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Scales of the references at each mode, as multiples of the curvature-based scale."""
-_MAX_PEAKS, _NEAR, _SEARCHES = 8, 0.5, 4
+_MAX_MODES, _NEAR, _SEARCHES = 8, 0.5, 4
 """Largest number of modes; distance, in standard deviations, of equal modes; searches that must reproduce a result."""
 _SURE, _NOTABLE = 5.0, 0.01
 """Standard errors and nats above which two integrals differ; see :meth:`Integral.differs`."""
@@ -197,30 +197,30 @@ def _without_draws(target: Target, num_draws: int, seed: int) -> _PriorCheck:
     index = _ray(prior, torch.zeros(d, dtype=torch.float64), _directions_of(torch.eye(d, dtype=torch.float64)))
     if index is not None:  # a mode search would diverge
         return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count)
-    peaks = _Peaks(target, prior)
+    modes = _PriorModes(target, prior)
     try:
-        peaks.look(seed)
+        modes.look(seed)
     except (BayeskitError, torch.linalg.LinAlgError):
-        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, None, prior.count + peaks.count)
-    best = peaks.found[0]
+        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, None, prior.count + modes.count)
+    best = modes.found[0]
     index = _ray(prior, best.location, _directions_of(best.factor))
     if index is not None:
-        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count + peaks.count)
+        return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count + modes.count)
     fitted = _refitted(prior, best, num_draws, generator)
-    integral = _mixed(prior, fitted, peaks.found, num_draws, generator)
+    integral = _mixed(prior, fitted, modes.found, num_draws, generator)
     # An integral other than one has to be reproduced by searches from other starting points.
     if integral.differs(_ONE, _SURE, _NOTABLE):
         try:
             for other in range(1, _SEARCHES):
-                peaks.look(seed + other)
-            again = _mixed(prior, fitted, peaks.found, 2 * num_draws, generator)
+                modes.look(seed + other)
+            again = _mixed(prior, fitted, modes.found, 2 * num_draws, generator)
         except (BayeskitError, torch.linalg.LinAlgError):
             again = _UNKNOWN
         integral = again if again.reliable and not integral.differs(again, _SURE, _NOTABLE) else _UNKNOWN
-    return _PriorCheck(integral, _UNKNOWN, math.nan, None, prior.count + peaks.count)
+    return _PriorCheck(integral, _UNKNOWN, math.nan, None, prior.count + modes.count)
 
 
-class _Peaks:
+class _PriorModes:
     """A reference at each mode of the prior found, highest first."""
 
     def __init__(self, target: Target, prior: LogPrior) -> None:
@@ -239,17 +239,17 @@ class _Peaks:
     def look(self, seed: int) -> None:
         """Search from other starting points, and add references at new modes."""
         with torch.enable_grad():
-            ends, climbing = find_modes(self._alone, seed=seed)
-        self.count += climbing
+            ends, spent = find_modes(self._alone, seed=seed)
+        self.count += spent
         for end in ends:
             centre = end.cpu().double()
-            known = any(float(peak.standardised(centre).abs().max()) < _NEAR for peak in self.found)
-            if not known and len(self.found) < _MAX_PEAKS:
+            known = any(float(mode.standardised(centre).abs().max()) < _NEAR for mode in self.found)
+            if not known and len(self.found) < _MAX_MODES:
                 self.found.append(self._at(end))
 
     def _at(self, end: Tensor) -> IndependentStudentT:
         with torch.enable_grad():
-            precision, differences = negative_hessian(self._alone, end)
+            precision, differences = negative_hessian(self._alone.value_and_grad, end)
         self.count += differences
         values, vectors = torch.linalg.eigh(precision.cpu().double())
         # Without curvature, as in a box, the first guess is one; the pilot runs correct it.
@@ -282,12 +282,12 @@ def _refitted(
 def _mixed(
     prior: LogPrior,
     fitted: IndependentStudentT,
-    peaks: list[IndependentStudentT],
+    modes: list[IndependentStudentT],
     num_draws: int,
     generator: torch.Generator,
 ) -> Integral:
     """Return the integral by a mixture of the fit and, for missed mass, wide references at all modes."""
-    wider = [IndependentStudentT(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
+    wider = [IndependentStudentT(p.location, width * p.factor, p.df) for p in modes for width in WIDTHS]
     mixture = Mixture([fitted, *wider], [0.5, *[0.5 / len(wider)] * len(wider)])
     points = mixture.sample(num_draws, generator)
     log_weights = prior(points) - mixture.log_prob(points)

@@ -29,11 +29,11 @@ from bayeskit.inference.evidence.judging.improper_priors import improper
 from bayeskit.inference.evidence.judging.missed_mass import exceeds_error, same_likelihood
 from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import (
+from bayeskit.inference.known_modes import (
     MIN_MISSING,
     KnownModes,
-    Peak,
-    check_peaks,
+    WeightedMode,
+    check_modes,
     divided_by_valleys,
     is_missed,
     num_looks,
@@ -44,11 +44,11 @@ from bayeskit.logdensity.target import Target, require_target
 
 _T = TypeVar("_T")
 
-__all__ = ["Diagnostics", "EvidenceFromDraws", "LOOKS", "Peaks", "WIDER", "from_draws"]
+__all__ = ["Diagnostics", "EvidenceFromDraws", "FoundModes", "LOOKS", "WIDER", "from_draws"]
 
 #: Number of searches from prior draws, and from points separated by valleys.
 _PRIOR_STARTS, _DIVIDED_STARTS = 6, 6
-#: Number of starts from which single terms of a mixture are climbed.
+#: Number of starts from which single terms of a mixture are maximized.
 _SUMMAND_STARTS = 4
 #: Tails may extend beyond the draws by this share of their width in each coordinate.
 _MARGIN = 0.25
@@ -97,10 +97,10 @@ def from_draws(
     return EvidenceFromDraws(**vars(estimate), draws=draws, known_bias=known_bias, others=others)
 
 
-class Peaks(NamedTuple):
+class FoundModes(NamedTuple):
     """All known modes of a target, those of the largest mass first, and the evaluations of the search from draws."""
 
-    found: tuple[Peak, ...]
+    found: tuple[WeightedMode, ...]
     num_evaluations: int
 
 
@@ -166,12 +166,12 @@ class Diagnostics:
             warn_user(problem, ConstantsWarning)
         return self.constants
 
-    def peaks(self, draws: Draws) -> Peaks:
+    def modes(self, draws: Draws) -> FoundModes:
         """Return all known modes, after a search from draws, of any temperature, and from the prior."""
         searched: WeakKeyDictionary[Draws, int] = self._once("searched draws", WeakKeyDictionary)
         if draws not in searched:
             searched[draws] = self._search(draws)
-        return Peaks(tuple(KnownModes.of(self.target).peaks), searched[draws])
+        return FoundModes(tuple(KnownModes.of(self.target).weighted), searched[draws])
 
     def judge(self, estimate: EvidenceFromDraws) -> Evidence:
         """Return the estimate with a warning if the draws miss a part of the posterior."""
@@ -182,20 +182,20 @@ class Diagnostics:
             return z
         # A known error of a quadrature rule does not make a missed part smaller.
         by_draws = replace(z, standard_error=z.diagnostics.get("monte_carlo_error", z.standard_error))
-        peaks, least = self.peaks(draws), by_draws.standard_error
+        modes, least = self.modes(draws), by_draws.standard_error
         last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
         rounded, share_rounded = rounding_problems(self.target, last.unconstrained, None, least)
         problems = (*z.warnings, *same_likelihood(self.target, draws.log_likelihood), *rounded)
-        worst, spent = math.nan, peaks.num_evaluations
+        worst, spent = math.nan, modes.num_evaluations
         if math.isfinite(z.log_evidence):
             outside, looks = self._mass_outside(last, by_draws)
             spent += looks
 
-            def check(peaks: Sequence[Peak]) -> list[str]:
+            def check(modes: Sequence[WeightedMode]) -> list[str]:
                 nonlocal worst
                 missed = []
-                for peak, looked in product(peaks, (last, *estimate.others)):
-                    expected, share, chance, relative_error = _in_peak(peak, by_draws, looked, estimate.known_bias)
+                for mode, looked in product(modes, (last, *estimate.others)):
+                    expected, share, chance, relative_error = _in_mode(mode, by_draws, looked, estimate.known_bias)
                     worst = expected - share if math.isnan(worst) else max(worst, expected - share)
                     if is_missed(expected, share, chance, relative_error, least):
                         missed.append(
@@ -205,7 +205,7 @@ class Diagnostics:
                         )
                 return missed[:1]
 
-            missed = check_peaks(check, peaks.found)
+            missed = check_modes(check, modes.found)
             tails = unseen_tails(last)
             spent += tails.num_gradients
             seen = [tail.warning for tail in tails.found if tail.share > least]
@@ -224,7 +224,7 @@ class Diagnostics:
         if draws is not None:
             start = torch.cat([start, draws[:_PRIOR_STARTS].to(start)])
         known = KnownModes.of(self.target)
-        return _Prior(draws, spent + known.climb(self.target, start, "prior draws", independent=True))
+        return _Prior(draws, spent + known.search(self.target, start, "prior draws", independent=True))
 
     def _search(self, draws: Draws) -> int:
         """Search for modes from draws and from the prior, and return evaluations."""
@@ -240,8 +240,8 @@ class Diagnostics:
                 seen = torch.cat([seen, prior.draws.to(seen)])
             divided, looks = divided_by_valleys(self.target, seen, _DIVIDED_STARTS)
             starts = torch.cat([best_of(draws).to(divided), divided])
-            spent += looks + known.climb(self.target, starts, "draws")
-            spent += known.climb_summands(self.target, starts[:_SUMMAND_STARTS])
+            spent += looks + known.search(self.target, starts, "draws")
+            spent += known.search_summands(self.target, starts[:_SUMMAND_STARTS])
             spent += known.weigh(self.target, seed=self.seed)
         return spent
 
@@ -276,14 +276,16 @@ class Diagnostics:
         ], len(at)
 
 
-def _in_peak(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) -> tuple[float, float, float, float]:
+def _in_mode(
+    mode: WeightedMode, estimate: Evidence, draws: Draws, known_bias: float
+) -> tuple[float, float, float, float]:
     """Return the expected share of a mode, the share of draws in it, its standard error, and the relative error."""
-    inside = peak.holds(draws.unconstrained).to(torch.float64)
+    inside = mode.holds(draws.unconstrained).to(torch.float64)
     share = float(inside.mean())
     effective = min(float(effective_sample_size(inside)), inside.numel()) if draws.num_draws >= 8 else draws.num_chains
-    expected = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 700.0))
+    expected = math.exp(min(mode.log_mass - estimate.log_evidence - known_bias, 700.0))
     # The binomial error of the expected share; that of a share of zero would be zero.
     likely = min(max(share, min(expected, 1.0)), 1.0)
     binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
     known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
-    return expected, share, binomial, math.hypot(peak.relative_error, known)
+    return expected, share, binomial, math.hypot(mode.relative_error, known)

@@ -16,11 +16,11 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.judging.densities import rounding_problems
-from bayeskit.inference.peaks import (
+from bayeskit.inference.known_modes import (
     KnownModes,
-    Peak,
-    PeakCheck,
-    check_peaks,
+    ModeCheck,
+    WeightedMode,
+    check_modes,
     divided_by_valleys,
     is_missed,
     num_looks,
@@ -46,7 +46,7 @@ __all__ = [
 #: Number of mode searches from the best prior draws, from random prior draws, from draws separated by valleys, and
 #: from the draws of largest weight.
 _NUM_BEST, _NUM_SPREAD, _NUM_DIVIDED, _NUM_HEAVY = 4, 16, 12, 4
-#: Number of starts from which single terms of a mixture are climbed.
+#: Number of starts from which single terms of a mixture are maximized.
 _FOR_SUMMANDS = 4
 #: Largest share of the estimate in one draw if a search ends at a point without a normal approximation.
 _MAX_SHARE = 0.01
@@ -81,7 +81,7 @@ def missed_mass(
 ) -> tuple[list[str], int]:
     """Return warnings of posterior mass that draws ``x (n, d)`` of ``log_weights (n,)`` miss, and evaluations.
 
-    ``log_prob``, ``(n, d) -> (n,)``, is the proposal's, None for the prior; ``others (m, d)`` start further climbs.
+    ``log_prob``, ``(n, d) -> (n,)``, is the proposal's, None for the prior; ``others (m, d)`` start further searches.
     """
     if not math.isfinite(log_z):
         return [], 0
@@ -113,12 +113,12 @@ def missed_mass(
     if others is not None:
         starts.append(others)
     with density_may_fail():  # the estimate stands; only this check is not available
-        missed, count = _missed_peak(target, torch.cat(starts), x, log_weights, log_z, standard_error, log_prob)
+        missed, count = _missed_mode(target, torch.cat(starts), x, log_weights, log_z, standard_error, log_prob)
         return problems + missed, spent + count
     return problems, spent
 
 
-def _missed_peak(
+def _missed_mode(
     target: Target,
     starts: Tensor,
     x: Tensor,
@@ -128,30 +128,30 @@ def _missed_peak(
     log_prob: Callable[[Tensor], Tensor] | None,
 ) -> tuple[list[str], int]:
     known = KnownModes.of(target)
-    spent = known.climb(target, starts, "proposals")
-    spent += known.climb_summands(target, starts[:_FOR_SUMMANDS]) + known.weigh(target)
+    spent = known.search(target, starts, "proposals")
+    spent += known.search_summands(target, starts[:_FOR_SUMMANDS]) + known.weigh(target)
     if log_prob is not None:
         largest = log_z + math.log(_MAX_SHARE * len(x))
-        if any(height - float(log_prob(end[None])) > largest for end, height in known.unweighed):
+        if any(height - float(log_prob(end[None])) > largest for end, height in known.unweighted):
             return [
                 "the posterior is high where the proposal is not: a single draw there would be "
                 f"{100 * _MAX_SHARE:.0f} % of the estimate or more; use nested_sampling or stepping_stone"
             ], spent
-    return check_peaks(weighted_check(x, log_weights, log_z, standard_error), known.peaks), spent
+    return check_modes(weighted_check(x, log_weights, log_z, standard_error), known.weighted), spent
 
 
-def weighted_check(x: Tensor, log_weights: Tensor, log_z: float, standard_error: float) -> PeakCheck:
-    """Return the check whether weighted draws ``x (n, d)`` behind an estimate miss a peak."""
+def weighted_check(x: Tensor, log_weights: Tensor, log_z: float, standard_error: float) -> ModeCheck:
+    """Return the check whether weighted draws ``x (n, d)`` behind an estimate miss a mode."""
     weights, effective = torch.softmax(log_weights, 0), float(weight_effective_sample_size(log_weights))
 
-    def check(peaks: Sequence[Peak]) -> list[str]:
-        for peak in peaks:
-            share = float(weights[peak.holds(x)].sum())
-            expected = math.exp(min(peak.log_mass - log_z, 700.0))
+    def check(modes: Sequence[WeightedMode]) -> list[str]:
+        for mode in modes:
+            share = float(weights[mode.holds(x)].sum())
+            expected = math.exp(min(mode.log_mass - log_z, 700.0))
             # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
             likely = min(max(share, expected), 1.0)
             chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
-            if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), standard_error):
+            if is_missed(expected, share, chance, math.hypot(mode.relative_error, standard_error), standard_error):
                 return [
                     f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted "
                     "draws, so they miss a part of the posterior: use nested_sampling or stepping_stone"

@@ -85,7 +85,7 @@ def test_a_wide_error_does_not_hide_a_much_larger_peak():
 def test_draws_of_both_modes_miss_nothing(limit):
     target = two_modes()
     draws = at_modes(target, 0.1)
-    found = Diagnostics(target).peaks(draws).found
+    found = Diagnostics(target).modes(draws).found
     assert len(found) == 2
     z = judged(evidence.Evidence("exact", 0.0, 0.01, 0), target, draws)
     # The mass of a mode over the estimate, and the share of 2000 draws there.
@@ -97,7 +97,7 @@ def test_a_share_of_a_tenth_is_missed(limit):
     target = two_modes(width=1.0)
     draws = at_modes(target, 0.0)
     z = judged(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, draws)
-    error = max(peak.relative_error for peak in Diagnostics(target).peaks(draws).found)
+    error = max(peak.relative_error for peak in Diagnostics(target).modes(draws).found)
     # A mode is weighed within an ellipsoid that holds nine tenths of it.
     assert not z.trusted and abs(z.diagnostics["missed_share"] / 0.1 - 1) < limit() * error
 

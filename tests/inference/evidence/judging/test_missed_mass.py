@@ -18,8 +18,8 @@ from bayeskit.inference import evidence
 from bayeskit.inference.evidence.judging.missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 from bayeskit.inference.evidence.laplace_approximation import laplace, maximum_likelihood, maximum_posterior
 from bayeskit.inference.evidence.modes import find_mode, likelihood
-from bayeskit.inference.peaks import posterior, weigh_peak
-from bayeskit.logdensity.climbing import ClimbObjective, climb
+from bayeskit.inference.known_modes import weigh_mode
+from bayeskit.inference.optimize import lbfgs
 
 DOUBLE = torch.float64
 SAMPLERS = (
@@ -152,15 +152,15 @@ def test_climbs_end_where_a_search_does():
     mode = find_mode(target)
     start = target.sample_prior(12, seed=0)
     start[0] = torch.nan
-    ends, values, count = climb(posterior(target), start)
+    ends, values, count = lbfgs(target.value_and_grad, start)
     assert values[0] == -torch.inf and bool((values[1:] > mode.value - 0.05).all()) and count >= 12 * 5
     scales = torch.tensor([1e-4, 1.0, 1e5], dtype=DOUBLE)
-    hill = ClimbObjective(
-        lambda u: -(u / scales - 3).square().sum(-1),
-        lambda u: (-(u / scales - 3).square().sum(-1), -2 * (u / scales - 3) / scales),
-    )
+
+    def hill(u):
+        return -(u / scales - 3).square().sum(-1), -2 * (u / scales - 3) / scales
+
     far = scales * torch.randn(9, 3, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
-    ends, _, _ = climb(hill, far)
+    ends, _, _ = lbfgs(hill, far)
     torch.testing.assert_close(ends / scales, torch.full_like(ends, 3.0), rtol=0, atol=0.05)
 
 
@@ -179,7 +179,7 @@ def test_the_mass_of_a_peak(limit):
     factor = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.1, 0.0], [-1.0, 0.3, 5.0]], dtype=DOUBLE)
     normal = torch.distributions.MultivariateNormal(torch.ones(3, dtype=DOUBLE), scale_tril=factor, validate_args=False)
     target = bk.Target.from_functions(normal.log_prob, lambda u: 7.0 + 0 * u[..., 0], 3, compile=False)
-    peak, spent = weigh_peak(target, torch.ones(3, dtype=DOUBLE))
+    peak, spent = weigh_mode(target, torch.ones(3, dtype=DOUBLE))
     assert abs(math.expm1(peak.log_mass - 7 - math.log(0.9))) < limit() * peak.relative_error and spent > 1000
     inside = peak.holds(normal.sample((4000,))).double().mean()
     assert abs(float(inside) - 0.9) < limit() * math.sqrt(0.09 / 4000)

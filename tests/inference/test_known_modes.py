@@ -12,13 +12,13 @@ from scipy.stats import norm
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference import evidence
-from bayeskit.inference.peaks import (
+from bayeskit.inference.known_modes import (
     KnownModes,
-    check_peaks,
+    check_modes,
     half_nat_widths,
     reflections,
     remembered_checks,
-    weigh_peak,
+    weigh_mode,
 )
 
 DOUBLE = torch.float64
@@ -41,25 +41,25 @@ def exact_parts():
 def test_peaks_have_the_mass_of_their_modes(limit):
     target = bk.Target.from_pyro(spike)
     known = KnownModes.of(target)
-    known.climb_summands(target, torch.zeros(1, D, dtype=DOUBLE))
-    known.climb(target, torch.zeros(1, D, dtype=DOUBLE), "search")
+    known.search_summands(target, torch.zeros(1, D, dtype=DOUBLE))
+    known.search(target, torch.zeros(1, D, dtype=DOUBLE), "search")
     known.weigh(target)
-    assert [peak.found_by for peak in known.peaks] == ["terms of a mixture"] * 2
-    for peak, exact in zip(known.peaks, exact_parts(), strict=True):
-        assert abs(peak.log_mass - exact - math.log(0.9)) < limit(2) * peak.relative_error
+    assert [mode.found_by for mode in known.weighted] == ["terms of a mixture"] * 2
+    for mode, exact in zip(known.weighted, exact_parts(), strict=True):
+        assert abs(mode.log_mass - exact - math.log(0.9)) < limit(2) * mode.relative_error
     assert KnownModes.of(target) is known
-    assert known.climb_summands(target, torch.zeros(1, D, dtype=DOUBLE)) == 0  # once is enough
+    assert known.search_summands(target, torch.zeros(1, D, dtype=DOUBLE)) == 0  # once is enough
 
 
 def test_ends_in_a_known_peak_are_not_weighed_again():
     target = bk.exact.get("linreg10").target()
     known = KnownModes.of(target)
     start = torch.zeros(2, target.dim, dtype=DOUBLE)
-    known.climb(target, start, "first")
+    known.search(target, start, "first")
     known.weigh(target)
-    known.climb(target, start, "second")
+    known.search(target, start, "second")
     known.weigh(target)
-    assert [peak.found_by for peak in known.peaks] == ["first"]
+    assert [mode.found_by for mode in known.weighted] == ["first"]
 
 
 def test_no_method_of_a_table_trusts_itself_beside_a_mode_that_it_misses():
@@ -73,12 +73,12 @@ def test_no_method_of_a_table_trusts_itself_beside_a_mode_that_it_misses():
     assert table.verdict.best is None
 
 
-def test_checks_are_made_again_for_peaks_that_are_found_later():
+def test_checks_are_made_again_for_modes_that_are_found_later():
     seen = []
     with remembered_checks() as checks:
-        assert check_peaks(lambda peaks: seen.append(len(peaks)) or ["missed"] * bool(peaks), []) == []
+        assert check_modes(lambda modes: seen.append(len(modes)) or ["missed"] * bool(modes), []) == []
     assert checks[0]([object()]) == ["missed"] and seen == [0, 1]
-    assert check_peaks(lambda peaks: ["now"], []) == ["now"] and len(checks) == 1  # nothing is remembered outside
+    assert check_modes(lambda modes: ["now"], []) == ["now"] and len(checks) == 1  # nothing is remembered outside
 
 
 def test_a_verdict_is_no_agreement_beside_more_mass_in_a_refused_row():
@@ -106,14 +106,14 @@ def test_reflections_of_comparable_density_are_starts():
 
 def test_a_flat_mode_and_one_at_an_edge_have_a_mass(limit):
     """The integrals of exp(-x^4) and of exp(-x) from zero on, in the part of the ellipsoid where they lie."""
-    for log_density, mode, wanted in (
+    for log_density, end, wanted in (
         (lambda u: -(u[..., 0] ** 4), 0.0, lambda r: 2 * quad(lambda x: math.exp(-(x**4)), 0, r)[0]),
         (lambda u: torch.where(u[..., 0] > 0, -u[..., 0], -torch.inf), 1e-9, lambda r: -math.expm1(-r)),
     ):
         target = bk.Target.from_functions(log_density, lambda u: 0 * u[..., 0], 1, compile=False)
-        peak, _ = weigh_peak(target, torch.tensor([mode], dtype=DOUBLE))
-        reach = peak.radius / float(peak.factor)
-        assert abs(math.expm1(peak.log_mass - math.log(wanted(reach)))) < limit(2) * peak.relative_error
+        mode, _ = weigh_mode(target, torch.tensor([end], dtype=DOUBLE))
+        reach = mode.radius / float(mode.factor)
+        assert abs(math.expm1(mode.log_mass - math.log(wanted(reach)))) < limit(2) * mode.relative_error
 
 
 def test_widths_are_those_of_half_a_nat():
@@ -130,9 +130,9 @@ def test_what_searches_have_not_met_is_said():
     target = bk.Target.from_pyro(spike)
     known = KnownModes.of(target)
     assert known.summary == "" and known.unmet == 1.0
-    known.climb_summands(target, torch.zeros(1, D, dtype=DOUBLE))
-    known.climb(target, torch.zeros(3, D, dtype=DOUBLE), "draws")  # which begin where a mode is known
-    known.climb(target, torch.zeros(18, D, dtype=DOUBLE), "prior draws", independent=True)
+    known.search_summands(target, torch.zeros(1, D, dtype=DOUBLE))
+    known.search(target, torch.zeros(3, D, dtype=DOUBLE), "draws")  # which begin where a mode is known
+    known.search(target, torch.zeros(18, D, dtype=DOUBLE), "prior draws", independent=True)
     known.weigh(target)
     count = known.num_searches
     assert count == 18 and known.unmet == pytest.approx(2 * 3 / (count * (count - 1)))

@@ -8,7 +8,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import InitializationError
 from bayeskit.inference.samplers import sample_ladder
-from bayeskit.inference.samplers.starts import Climb, starting_points
+from bayeskit.inference.samplers.starts import TemperedStarts, starting_points
 
 LEVELS = torch.linspace(0, 1, 21, dtype=torch.float64)[1:] ** 3
 CHAINS = 200
@@ -38,31 +38,31 @@ def mean_log_likelihood(beta):
 
 def test_chains_come_near_their_temperature(sharp):
     """Not to equilibrium, but further than that of half the temperature; the best of ten prior draws are lost."""
-    points, _ = Climb(LEVELS).points(sharp, LEVELS.repeat_interleave(CHAINS), new_generator())
+    points, _ = TemperedStarts(LEVELS).points(sharp, LEVELS.repeat_interleave(CHAINS), new_generator())
     assert float(sharp.log_likelihood(points)[-CHAINS:].mean()) > mean_log_likelihood(0.5)
     best = starting_points(sharp, CHAINS, torch.ones(CHAINS, dtype=torch.float64), new_generator())
     assert float(sharp.log_likelihood(best).max()) < mean_log_likelihood(float(LEVELS[1]))
 
 
-def test_a_ladder_climbs_and_needs_little_warm_up_then(sharp, monkeypatch):
-    points, climbs = Climb.points, []
+def test_a_ladder_starts_near_and_needs_little_warm_up_then(sharp, monkeypatch):
+    points, starts_made = TemperedStarts.points, []
 
     def recorded(self, target, beta, generator):
         start = points(self, target, beta, generator)
-        climbs.append(self.levels)
+        starts_made.append(self.levels)
         return start
 
-    monkeypatch.setattr(Climb, "points", recorded)
+    monkeypatch.setattr(TemperedStarts, "points", recorded)
     beta = [0.0, *LEVELS.tolist()]
     ladder = sample_ladder(sharp, num_chains=64, num_warmup=60, num_samples=40, beta=beta, seed=0, progress=False)
     means = ladder.log_likelihood[-1].mean(1)  # of independent chains
     z = float((means.mean() - mean_log_likelihood(1.0)) / means.std()) * math.sqrt(len(means))
     assert abs(z) < float(student_t(len(means) - 1).ppf(1 - 0.5e-5))
-    (levels,) = climbs
+    (levels,) = starts_made
     assert torch.equal(levels, LEVELS)
 
 
-def test_gradients_of_the_climb_are_counted(sharp, monkeypatch):
+def test_gradients_of_the_starts_are_counted(sharp, monkeypatch):
     evaluator, rows = sharp.evaluator, []
 
     def counted(num_rows, planned_calls):
@@ -70,19 +70,19 @@ def test_gradients_of_the_climb_are_counted(sharp, monkeypatch):
         return lambda u, beta: (rows.append(len(u)), evaluate(u, beta))[1]
 
     monkeypatch.setattr(sharp, "evaluator", counted)
-    _, num_gradients = Climb(LEVELS).points(sharp, LEVELS.repeat_interleave(4), new_generator())
+    _, num_gradients = TemperedStarts(LEVELS).points(sharp, LEVELS.repeat_interleave(4), new_generator())
     assert num_gradients == sum(rows)
-    points = Climb.points
+    points = TemperedStarts.points
     short = {"num_chains": 4, "num_warmup": 20, "num_samples": 2, "beta": [0.0, *LEVELS.tolist()], "progress": False}
     ladder = sample_ladder(sharp, **short)
-    monkeypatch.setattr(Climb, "points", lambda *how: (points(*how)[0], 0))
+    monkeypatch.setattr(TemperedStarts, "points", lambda *how: (points(*how)[0], 0))
     assert ladder.num_evaluations == sample_ladder(sharp, **short).num_evaluations + num_gradients
 
 
 def test_a_group_of_temperatures_starts_where_the_whole_ladder_does(sharp):
     part, whole = LEVELS[5:9].repeat_interleave(3), LEVELS[:9].repeat_interleave(3)
-    climb = Climb(LEVELS)
-    (some, _), (every, _) = (climb.points(sharp, beta, new_generator()) for beta in (part, whole))
+    starts = TemperedStarts(LEVELS)
+    (some, _), (every, _) = (starts.points(sharp, beta, new_generator()) for beta in (part, whole))
     assert torch.equal(some, every[-len(part) :])
 
 
@@ -99,7 +99,7 @@ def test_chains_stay_apart_in_modes_that_they_cannot_leave():
         dim=1,
         sample_prior=lambda n, generator: 10 * torch.randn(n, 1, generator=generator, dtype=torch.float64),
     )
-    points, _ = Climb(LEVELS).points(target, LEVELS.repeat_interleave(CHAINS), new_generator())
+    points, _ = TemperedStarts(LEVELS).points(target, LEVELS.repeat_interleave(CHAINS), new_generator())
     ends = points[-CHAINS:, 0]
     right = float((ends > 0).double().mean())
     assert float(ends.abs().min()) > 6  # the valley between them is twenty standard deviations away
@@ -114,7 +114,7 @@ def test_lost_chains_do_not_hold_up_the_others():
         dim=2,
         sample_prior=lambda n, generator: torch.randn(n, 2, generator=generator, dtype=torch.float64),
     )
-    points, _ = Climb(LEVELS).points(target, LEVELS.repeat_interleave(50), new_generator())
+    points, _ = TemperedStarts(LEVELS).points(target, LEVELS.repeat_interleave(50), new_generator())
     assert bool(target.log_likelihood(points).isfinite().all())
 
 
@@ -126,12 +126,12 @@ def test_an_impossible_likelihood_is_said():
         sample_prior=lambda n, generator: torch.randn(n, 2, generator=generator, dtype=torch.float64),
     )
     with pytest.raises(InitializationError, match="the density is zero"):
-        Climb(LEVELS).points(target, LEVELS.repeat_interleave(4), new_generator())
+        TemperedStarts(LEVELS).points(target, LEVELS.repeat_interleave(4), new_generator())
 
 
 def test_it_follows_the_prior_and_the_seed():
     target, levels = exact.get("linreg10").target(), LEVELS
     (first, _), (again, _) = (
-        Climb(levels).points(target, levels.repeat_interleave(4), new_generator()) for _ in range(2)
+        TemperedStarts(levels).points(target, levels.repeat_interleave(4), new_generator()) for _ in range(2)
     )
     assert torch.equal(first, again) and first.dtype == target.dtype

@@ -1,4 +1,4 @@
-"""Peaks: modes of a posterior with the mass about them, and all that is known of them."""
+"""Modes of a posterior with the mass about them, and all that is known of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import short_repr
-from bayeskit.logdensity.climbing import ClimbObjective, climb, quartile_distance
+from bayeskit.inference.optimize import lbfgs, quartile_distance, refine_mode
 from bayeskit.logdensity.summands import objectives_of_summands
 from bayeskit.logdensity.target import Target
 
@@ -22,92 +22,24 @@ __all__ = [
     "BLOCK",
     "KnownModes",
     "MIN_MISSING",
-    "Peak",
-    "PeakCheck",
-    "check_peaks",
+    "ModeCheck",
+    "WeightedMode",
+    "check_modes",
     "divided_by_valleys",
     "half_nat_widths",
     "is_missed",
-    "negative_hessian",
     "num_looks",
-    "posterior",
-    "refine_maximum",
     "reflections",
     "remembered_checks",
-    "weigh_peak",
+    "weigh_mode",
 ]
 
-#: Largest number of recomputed Hessians; a step length wrong by more than this factor triggers one.
-_MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
-#: Largest number of Newton steps after a search, and the range of their predicted gains.
-_MAX_STEPS, _STEP_GAIN = 5, (1e-10, 0.1)
 #: Number of draws examined for separate modes, batched or one by one.
 _LOOKS, _LOOKS_IN_A_LOOP = 2000, 500
 #: Relative position, from the lower of two points, at which a valley is tested, and its least depth in nats.
 _PLACE, _VALLEY = 0.35, 0.5
 #: Rows of distances per block, few enough for the processor cache.
 BLOCK = 64
-
-
-def posterior(target: Target) -> ClimbObjective:
-    """Log of prior times likelihood as a density over unconstrained space."""
-    return ClimbObjective(target.log_density, target.value_and_grad)
-
-
-def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | None = None) -> tuple[Tensor, int]:
-    """Return the negative Hessian ``(d, d)`` of an objective, by default the log posterior, and evaluations."""
-    climbed = objective or posterior(target)
-    # Central differences of the exact gradient; each step is a small share of the coordinate's scale, estimated from
-    # the curvature along it.
-    small = torch.finfo(target.dtype).eps ** (1 / 3)
-    resolved = small**2 * mode.abs()
-    step, spent = small * mode.abs().clamp(min=1.0), 0
-    for _ in range(_MAX_SCALINGS):
-        precision = _differences(climbed, mode, step)
-        spent += 2 * target.dim * climbed.cost
-        bend = precision.diagonal().abs()
-        # A step to a non-finite density was too long; without curvature no scale is available.
-        right = torch.where(bend.isfinite(), small / bend.sqrt(), small * step)
-        right = torch.where(bend > 0, right, step) if bool(bend.isfinite().all()) else right
-        right = torch.maximum(right.clamp(max=1e3 * step), resolved)
-        wrong = (right > _MAX_STEP_RATIO * step) | (step > _MAX_STEP_RATIO * right)
-        if not bool(wrong.any()):
-            break
-        step = torch.where(wrong, right, step)
-    return precision, spent
-
-
-def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
-    d, offsets = len(mode), torch.diag(step)
-    upper, lower = mode + offsets, mode - offsets
-    _, gradient = climbed.value_and_gradient(torch.cat([upper, lower]))
-    # The steps as rounded by the floating-point format.
-    hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
-    return -0.5 * (hessian + hessian.T)
-
-
-def refine_maximum(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
-    """Refine a maximum by Newton's method; return ``(d,)``, value, negative Hessian ``(d, d)`` and evaluations."""
-    # Newton steps do not depend on units. They start only close to a maximum, so that other end points are reported.
-    precision, spent = negative_hessian(target, end)
-    value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
-    spent += 1
-    for _ in range(_MAX_STEPS):
-        scale = precision.diagonal().rsqrt()
-        factor, failed = torch.linalg.cholesky_ex(scale[:, None] * precision * scale)
-        if bool(failed) or not bool(factor.isfinite().all()):
-            break
-        step = scale * torch.cholesky_solve((scale * gradient)[:, None], factor)[:, 0]
-        if not _STEP_GAIN[0] < float(step @ gradient) < _STEP_GAIN[1]:
-            break
-        reached, slope = (result[0] for result in target.value_and_grad((end + step).unsqueeze(0)))
-        spent += 1
-        if not float(reached) > float(value):
-            break
-        end, value, gradient = end + step, reached, slope
-        precision, differences = negative_hessian(target, end)
-        spent += differences
-    return end, float(value), precision, spent
 
 
 def num_looks(target: Target) -> int:
@@ -169,10 +101,10 @@ def _nearest_before(x: Tensor) -> Tensor:
 
 # The ellipsoid about a mode and its posterior mass.
 
-#: Draws that weigh a peak, and one whose width is known along the axes only.
-_PEAK_DRAWS, _ROUGH_PEAK_DRAWS = 1000, 10_000
+#: Draws that weigh a mode, and one whose width is known along the axes only.
+_DRAWS, _ROUGH_DRAWS = 1000, 10_000
 #: Probability of the ellipsoid under the normal approximation.
-_PEAK_SHARE = 0.9
+_SHARE = 0.9
 #: Smallest effective sample size for the mass of an ellipsoid.
 _MIN_EFFECTIVE = 30.0
 #: Steps by which the width of a mode is found, and the change of the log density there.
@@ -184,7 +116,7 @@ _MAX_ERRORS = 5.0
 
 
 @dataclass(frozen=True)
-class Peak:
+class WeightedMode:
     """An ellipsoid about a mode, and the posterior mass in it."""
 
     position: Tensor  # (d,), the mode, unconstrained
@@ -201,32 +133,33 @@ class Peak:
         return ((x - self.position) @ self.factor).norm(dim=-1) <= self.radius
 
 
-def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
-    """Return the peak about the end ``mode (d,)`` of a search, None if its mass is unknown, and evaluations."""
-    mode, _, precision, spent = refine_maximum(target, mode)
+def weigh_mode(target: Target, end: Tensor, *, seed: int = 0) -> tuple[WeightedMode | None, int]:
+    """Return the mode at the ``end (d,)`` of a search with its mass, None if its mass is unknown, and evaluations."""
+    refined = refine_mode(target.value_and_grad, end)
+    position, precision, spent = refined.position, refined.precision, refined.num_gradients
     if not bool(precision.isfinite().all()):
         return None, spent
     factor, failed = torch.linalg.cholesky_ex(precision)
-    peak = None if bool(failed) else _weighed(target, mode, factor, _PEAK_DRAWS, seed)
-    spent += _PEAK_DRAWS
-    if peak is not None:
-        return peak, spent
+    mode = None if bool(failed) else _weighted(target, position, factor, _DRAWS, seed)
+    spent += _DRAWS
+    if mode is not None:
+        return mode, spent
     # At an edge, or where the density is flatter than any normal, the curvature does not give the width.
     _, vectors = torch.linalg.eigh(precision)
-    widths, looks = half_nat_widths(target.log_density, mode[None], vectors.mT)
+    widths, looks = half_nat_widths(target.log_density, position[None], vectors.mT)
     factor = torch.linalg.cholesky_ex((vectors / widths[:, 0].amax(0).square()) @ vectors.mT).L
-    return _weighed(target, mode, factor, _ROUGH_PEAK_DRAWS, seed), spent + looks + _ROUGH_PEAK_DRAWS
+    return _weighted(target, position, factor, _ROUGH_DRAWS, seed), spent + looks + _ROUGH_DRAWS
 
 
-def _weighed(target: Target, mode: Tensor, factor: Tensor, num_draws: int, seed: int) -> Peak | None:
-    """Return the peak of a mode ``(d,)`` within an ellipsoid, None if draws from its normal distribution fail."""
+def _weighted(target: Target, position: Tensor, factor: Tensor, num_draws: int, seed: int) -> WeightedMode | None:
+    """Return a mode with the mass of its ellipsoid, None if draws from its normal distribution fail."""
     if not bool(factor.isfinite().all()):
         return None
     generator = new_generator(seed, factor.device, stream="mass of a peak")
     like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
     noise = torch.randn(num_draws, target.dim, **like)  # type: ignore[call-overload]
-    radius = math.sqrt(2 * float(scipy.special.gammaincinv(target.dim / 2, _PEAK_SHARE)))
-    x = mode + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
+    radius = math.sqrt(2 * float(scipy.special.gammaincinv(target.dim / 2, _SHARE)))
+    x = position + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
     constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
     log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant
     log_weight = torch.where(noise.norm(dim=-1) <= radius, log_weight, -torch.inf)
@@ -236,7 +169,7 @@ def _weighed(target: Target, mode: Tensor, factor: Tensor, num_draws: int, seed:
     if effective < _MIN_EFFECTIVE:
         return None
     error = math.sqrt(max(1 / effective - 1 / num_draws, 1 / num_draws**2))
-    return Peak(mode, factor, radius, total - math.log(num_draws), error)
+    return WeightedMode(position, factor, radius, total - math.log(num_draws), error)
 
 
 def half_nat_widths(log_density: Callable[[Tensor], Tensor], points: Tensor, directions: Tensor) -> tuple[Tensor, int]:
@@ -260,9 +193,9 @@ def half_nat_widths(log_density: Callable[[Tensor], Tensor], points: Tensor, dir
 
 
 def is_missed(expected: float, share: float, chance: float, relative_error: float, standard_error: float) -> bool:
-    """Tell whether the ``share`` of draws in a peak is less than ``expected``, beyond all errors and where it matters.
+    """Tell whether the ``share`` of draws in a mode is less than ``expected``, beyond all errors and where it matters.
 
-    A peak that no draw has met matters if its mass is larger than the ``standard_error`` of the estimate.
+    A mode that no draw has met matters if its mass is larger than the ``standard_error`` of the estimate.
     """
     difference = math.hypot(chance, expected * relative_error)
     least = min(MIN_MISSING, standard_error) if standard_error > 0 else MIN_MISSING
@@ -275,8 +208,8 @@ def is_missed(expected: float, share: float, chance: float, relative_error: floa
 
 # All that is known of the modes of a target.
 
-#: Gradients of a climb, and more for each dimension.
-_CLIMB, _CLIMB_PER_DIMENSION = 80, 4
+#: Gradients of a search, and more for each dimension.
+_GRADIENTS, _GRADIENTS_PER_DIMENSION = 80, 4
 #: Largest number of modes that are weighed when their masses are asked for, and whose shares are shown.
 _MOST_WEIGHED, _MOST_SHOWN = 12, 4
 
@@ -288,9 +221,9 @@ class KnownModes:
     """
 
     def __init__(self) -> None:
-        self.peaks: list[Peak] = []  # highest mass first
-        self.unweighed: list[tuple[Tensor, float]] = []  # ends (d,) without a normal approximation, and log densities
-        self.unvisited: list[Peak] = []  # in which no chain of a run has been
+        self.weighted: list[WeightedMode] = []  # highest mass first
+        self.unweighted: list[tuple[Tensor, float]] = []  # ends (d,) without a normal approximation, and log densities
+        self.unvisited: list[WeightedMode] = []  # in which no chain of a run has been
         self.num_searches = 0  # from independent starts that ended at a point of positive density
         self.has_looked_at_summands = False
         self._waiting: list[tuple[Tensor, str, bool]] = []  # end, who found it, and whether by an independent search
@@ -307,11 +240,11 @@ class KnownModes:
     @property
     def shares(self) -> list[float]:
         """Share of each mode in the mass of all that are known, the largest first; copies of a mode count as one."""
-        apart: list[Peak] = []
-        for peak in self.peaks:
-            if not any(bool(other.holds(peak.position)) for other in apart):
-                apart.append(peak)
-        return torch.tensor([peak.log_mass for peak in apart], dtype=torch.float64).softmax(0).tolist()
+        apart: list[WeightedMode] = []
+        for mode in self.weighted:
+            if not any(bool(other.holds(mode.position)) for other in apart):
+                apart.append(mode)
+        return torch.tensor([mode.log_mass for mode in apart], dtype=torch.float64).softmax(0).tolist()
 
     @property
     def unmet(self) -> float:
@@ -323,7 +256,7 @@ class KnownModes:
     @property
     def summary(self) -> str:
         """What is known, in a sentence; empty before any mode has been weighed."""
-        if not self.peaks:
+        if not self.weighted:
             return ""
         shares = self.shares
         shown = ", ".join(f"{100 * share:.3g} %" for share in shares[:_MOST_SHOWN])
@@ -333,9 +266,9 @@ class KnownModes:
         return f"{modes}, after {self.num_searches} searches; {rest}"
 
     def note(self, ends: Tensor, found_by: str, *, independent: bool = False) -> None:
-        """Keep ends of climbs, ``(k, d)``, that were made for another purpose.
+        """Keep ends of searches, ``(k, d)``, that were made for another purpose.
 
-        They are ``independent`` if the climbs began at points drawn without regard to what is known.
+        They are ``independent`` if the searches began at points drawn without regard to what is known.
         """
         self._waiting += [(end.detach(), found_by, independent) for end in ends]
 
@@ -345,7 +278,7 @@ class KnownModes:
         return torch.stack([end for end, *_ in self._waiting]) if self._waiting else nothing
 
     def weigh(self, target: Target, *, seed: int = 0) -> int:
-        """Weigh the ends that lie in no known peak, the highest first, and return evaluations."""
+        """Weigh the ends that lie in no known mode, the highest first, and return evaluations."""
         if not self._waiting:
             return 0
         ends = self.ends(target)
@@ -359,51 +292,51 @@ class KnownModes:
             if not bool(heights[place].isfinite()) or self._is_known(end) or count == _MOST_WEIGHED:
                 continue
             count += 1
-            peak, cost = weigh_peak(target, end, seed=seed)
+            mode, cost = weigh_mode(target, end, seed=seed)
             spent += cost
-            if peak is None:
-                self.unweighed.append((end, float(heights[place])))
+            if mode is None:
+                self.unweighted.append((end, float(heights[place])))
             else:
-                self.peaks.append(replace(peak, found_by=found_by))
-        self.peaks.sort(key=lambda peak: -peak.log_mass)
+                self.weighted.append(replace(mode, found_by=found_by))
+        self.weighted.sort(key=lambda mode: -mode.log_mass)
         return spent
 
-    def climb(self, target: Target, starts: Tensor, found_by: str, *, independent: bool = False) -> int:
-        """Climb from each of the starts, ``(k, d)``, keep the ends, and return evaluations."""
+    def search(self, target: Target, starts: Tensor, found_by: str, *, independent: bool = False) -> int:
+        """Search from each of the starts, ``(k, d)``, keep the ends, and return evaluations."""
         starts = starts[starts.isfinite().all(-1)]
         if not len(starts):
             return 0
-        ends, heights, spent = climb(posterior(target), starts, _CLIMB + _CLIMB_PER_DIMENSION * target.dim)
+        ends, heights, spent = lbfgs(target.value_and_grad, starts, _GRADIENTS + _GRADIENTS_PER_DIMENSION * target.dim)
         self.note(ends[heights.isfinite()], found_by, independent=independent)
         return spent
 
-    def climb_summands(self, target: Target, starts: Tensor, max_iterations: int = 80) -> int:
-        """Climb, once for a target, single terms of its sums of exponentials, then the density; return evaluations."""
+    def search_summands(self, target: Target, starts: Tensor, max_iterations: int = 80) -> int:
+        """Maximize single terms of sums of exponentials, once for a target, then the density; return evaluations."""
         if self.has_looked_at_summands:
             return 0
         self.has_looked_at_summands, spent = True, 0
-        for objective in objectives_of_summands(target):
-            ends, _, count = climb(objective, starts, max_iterations)
-            spent += count + self.climb(target, ends, "terms of a mixture")
+        for value_and_gradient in objectives_of_summands(target):
+            ends, _, count = lbfgs(value_and_gradient, starts, max_iterations)
+            spent += count + self.search(target, ends, "terms of a mixture")
         return spent
 
     def _is_known(self, end: Tensor) -> bool:
-        return any(bool(peak.holds(end)) for peak in self.peaks) or any(
-            torch.equal(end, other) for other, _ in self.unweighed
+        return any(bool(mode.holds(end)) for mode in self.weighted) or any(
+            torch.equal(end, other) for other, _ in self.unweighted
         )
 
 
-# Checks of estimates against peaks, made again when more peaks are known.
+# Checks of estimates against modes, made again when more modes are known.
 
-#: Returns warnings of peaks that the draws behind an estimate miss.
-PeakCheck = Callable[[Sequence[Peak]], list[str]]
-_REMEMBERED: ContextVar[list[PeakCheck] | None] = ContextVar("checks of estimates", default=None)
+#: Returns warnings of modes that the draws behind an estimate miss.
+ModeCheck = Callable[[Sequence[WeightedMode]], list[str]]
+_REMEMBERED: ContextVar[list[ModeCheck] | None] = ContextVar("checks of estimates", default=None)
 
 
 @contextmanager
-def remembered_checks() -> Iterator[list[PeakCheck]]:
+def remembered_checks() -> Iterator[list[ModeCheck]]:
     """Collect the checks of the estimates that are made meanwhile."""
-    checks: list[PeakCheck] = []
+    checks: list[ModeCheck] = []
     token = _REMEMBERED.set(checks)
     try:
         yield checks
@@ -411,9 +344,9 @@ def remembered_checks() -> Iterator[list[PeakCheck]]:
         _REMEMBERED.reset(token)
 
 
-def check_peaks(check: PeakCheck, peaks: Sequence[Peak]) -> list[str]:
-    """Return the warnings of a check, and remember it for peaks that are found later."""
+def check_modes(check: ModeCheck, modes: Sequence[WeightedMode]) -> list[str]:
+    """Return the warnings of a check, and remember it for modes that are found later."""
     remembered = _REMEMBERED.get()
     if remembered is not None:
         remembered.append(check)
-    return check(peaks)
+    return check(modes)
