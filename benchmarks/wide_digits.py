@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.models.wide_networks import InfiniteWidth, infinite_width
-from bayeskit.models.wide_networks.regression import (
+from bayeskit.models.wide_networks.gaussian_processes import (
     Posterior,
     PrecomputedKernel,
     nngp_posterior,

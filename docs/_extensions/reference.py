@@ -60,7 +60,6 @@ MODULES = {
         "models.wide_networks.curvature",
         "models.wide_networks.empirical_kernels",
         "models.wide_networks.finite_width",
-        "models.wide_networks.regression",
         "exact.generated",
         "workflows.mixtures",
     )

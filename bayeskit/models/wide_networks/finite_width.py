@@ -31,6 +31,7 @@ from bayeskit.models.wide_networks.empirical_kernels import (
     relative_change,
 )
 from bayeskit.models.wide_networks.finite import finite_network, last_layers
+from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import refuse_module
 from bayeskit.models.wide_networks.kernels import InfiniteWidth, Variance, infinite_width, weighted_layers
 from bayeskit.models.wide_networks.layers import (
     Convolution,
@@ -41,7 +42,6 @@ from bayeskit.models.wide_networks.layers import (
     check_inputs,
 )
 from bayeskit.models.wide_networks.reader import INPUT
-from bayeskit.models.wide_networks.regression import refuse_module
 from bayeskit.parallel import map_tasks
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import nn
 
 from bayeskit.errors import DataError, JitterWarning, KernelError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.regression import (
+from bayeskit.models.wide_networks.gaussian_processes import (
     Ensemble,
     GradientFlow,
     PrecomputedKernel,

@@ -22,10 +22,11 @@ from bayeskit.models.wide_networks import (
     ntk_posterior,
     ntk_regression,
 )
-from bayeskit.models.wide_networks import regression as ensembles
-from bayeskit.models.wide_networks import regression as posteriors
 from bayeskit.models.wide_networks.finite_width import Interval, KernelRegime, random_networks
-from bayeskit.models.wide_networks.regression import PrecomputedKernel, needed_jitter
+from bayeskit.models.wide_networks.gaussian_processes import PrecomputedKernel
+from bayeskit.models.wide_networks.gaussian_processes import ensemble as ensembles
+from bayeskit.models.wide_networks.gaussian_processes import posterior as posteriors
+from bayeskit.models.wide_networks.gaussian_processes.factors import needed_jitter
 
 DOUBLE = torch.float64
 EVERY = (nngp_posterior, ntk_posterior, ntk_ensemble, last_layer_ensemble, ntk_regression)

@@ -22,8 +22,8 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, SettingsError
 from bayeskit.models.wide_networks.gaussian_processes.models import one_target
 from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, check_covariance, matrix
+from bayeskit.models.wide_networks.gaussian_processes.posterior import Posterior, nngp_posterior, ntk_posterior
 from bayeskit.models.wide_networks.kernels import InfiniteWidth, infinite_width
-from bayeskit.models.wide_networks.regression import Posterior, nngp_posterior, ntk_posterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

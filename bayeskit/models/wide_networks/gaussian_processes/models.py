@@ -19,6 +19,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, DrawsError, KernelError, SettingsError, ShapeError
+from bayeskit.models.wide_networks.gaussian_processes.factors import Cholesky
 from bayeskit.models.wide_networks.gaussian_processes.parameters import (
     Parameters,
     check_covariance,
@@ -29,7 +30,6 @@ from bayeskit.models.wide_networks.gaussian_processes.parameters import (
 from bayeskit.models.wide_networks.kernels import InfiniteWidth
 from bayeskit.models.wide_networks.layers import Dense, check_inputs, check_targets, check_vectors
 from bayeskit.models.wide_networks.reader import INPUT
-from bayeskit.models.wide_networks.regression import Cholesky
 
 __all__ = [
     "CHUNK",
