@@ -15,18 +15,18 @@ from bayeskit.models.wide_networks.gaussian_processes.ensemble import (
     Ensemble,
     GradientDescent,
     GradientFlow,
-    KernelRegression,
     last_layer_ensemble,
     mean_squares_rate,
     ntk_ensemble,
-    ntk_regression,
-    relative_ridge,
 )
 from bayeskit.models.wide_networks.gaussian_processes.posterior import (
     GaussianProcess,
+    KernelRegression,
     Posterior,
     nngp_posterior,
     ntk_posterior,
+    ntk_regression,
+    relative_ridge,
 )
 from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import PrecomputedKernel, WideKernel
 

@@ -13,8 +13,13 @@ from torch import Tensor
 
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, ShapeError, UnknownNameError
-from bayeskit.models.wide_networks.gaussian_processes.ensemble import Ensemble, KernelRegression, ntk_ensemble
-from bayeskit.models.wide_networks.gaussian_processes.posterior import Posterior, nngp_posterior, ntk_posterior
+from bayeskit.models.wide_networks.gaussian_processes.ensemble import Ensemble, ntk_ensemble
+from bayeskit.models.wide_networks.gaussian_processes.posterior import (
+    KernelRegression,
+    Posterior,
+    nngp_posterior,
+    ntk_posterior,
+)
 from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import PrecomputedKernel, WideKernel, refuse_module
 from bayeskit.models.wide_networks.layers import check_targets
 
@@ -222,20 +227,12 @@ def compare_gaussian_processes(
 
     Parameters
     ----------
-    kernel : WideKernel
-        For example from :func:`~bayeskit.models.wide_networks.infinite_width`, or a :class:`PrecomputedKernel`.
-    x : Tensor
-        Training inputs, ``(n, ...)``.
-    y : Tensor
-        Targets, ``(n,)`` or ``(n, outputs)``.
+    kernel, x, y, learning_rate, time, max_jitter
+        As in :func:`ntk_ensemble`.
     x_new : Tensor
         New inputs, ``(n_new, ...)``.
     noise_variance : float, default 0.0
         Noise variance of both posteriors; ridge of the ensemble and of kernel regression.
-    learning_rate, time : float, default 1.0 and inf
-        Training of the ensemble; see :func:`ntk_ensemble`.
-    max_jitter : float, optional
-        Largest jitter allowed; see :func:`nngp_posterior`.
 
     Returns
     -------
@@ -243,21 +240,8 @@ def compare_gaussian_processes(
 
     Raises
     ------
-    ShapeError, DataError
-        If the shapes or types of the data do not match each other or the kernel.
-    SettingsError
-        If the noise variance or time is negative, or the learning rate not positive.
-    KernelError
-        If a kernel matrix is not positive definite.
-    ModelError
-        If the kernel is a torch module.
-
-    Warns
-    -----
-    JitterWarning
-        If jitter was added.
-    AccuracyWarning
-        If the noise variance is too small for equal or nearly equal inputs that have different targets.
+    ShapeError, DataError, SettingsError, KernelError, ModelError
+        As in :func:`ntk_ensemble`, and if ``x_new`` does not match ``x``.
 
     Examples
     --------
@@ -286,14 +270,14 @@ def compare_gaussian_processes(
     shared = PrecomputedKernel.of(kernel, torch.cat([x, x_new]))
     rows = torch.arange(len(x) + len(x_new), device=x.device)
     old, new = rows[: len(x)], rows[len(x) :]
-    ensemble = ntk_ensemble(
-        shared, old, y, learning_rate=learning_rate, time=time, ridge=noise_variance, max_jitter=max_jitter
-    )
+    tangent = ntk_posterior(shared, old, y, noise_variance, max_jitter=max_jitter)
     found = (
         nngp_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
-        ensemble,
-        KernelRegression(shared, old, y, ensemble.ridge, ensemble.spectrum),  # shares the eigendecomposition
-        ntk_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
+        ntk_ensemble(
+            shared, old, y, learning_rate=learning_rate, time=time, ridge=noise_variance, max_jitter=max_jitter
+        ),
+        KernelRegression(tangent),
+        tangent,
     )
     return GaussianProcessComparison({one.name: _predict(one, new) for one in found}, x, y, x_new, noise_variance)
 

@@ -1,10 +1,9 @@
-"""Wide networks trained by gradient flow or descent: ensembles, and kernel regression."""
+"""Ensembles of wide networks trained by gradient flow or gradient descent."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -30,12 +29,9 @@ __all__ = [
     "Ensemble",
     "GradientDescent",
     "GradientFlow",
-    "KernelRegression",
     "last_layer_ensemble",
     "mean_squares_rate",
     "ntk_ensemble",
-    "ntk_regression",
-    "relative_ridge",
 ]
 
 # Progress of training in each eigendirection: gradient flow and gradient descent.
@@ -147,163 +143,6 @@ def mean_squares_rate(learning_rate: float, y: Tensor) -> float:
     0.1
     """
     return 2 * real_number("learning_rate", learning_rate, "(0, inf)") / y.numel()
-
-
-def relative_ridge(diagonal: Tensor, share: float) -> float:
-    """Return a ridge or noise variance: a share of the mean of a kernel's diagonal.
-
-    Parameters
-    ----------
-    diagonal : Tensor
-        For example ``kernel.ntk_diagonal(x)``.
-    share : float
-
-    Examples
-    --------
-    >>> import torch
-    >>> relative_ridge(torch.tensor([1.0, 3.0]), 0.01)
-    0.02
-    """
-    return real_number("share", share, "[0, inf]") * float(diagonal.mean())
-
-
-# Ridge regression with the tangent kernel: a point estimate without a variance.
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class KernelRegression:
-    """Function fitted by ridge regression with the tangent kernel; made by :func:`ntk_regression`.
-
-    Attributes
-    ----------
-    kernel : WideKernel
-    x, y : Tensor
-        Training data, ``(n, ...)`` and ``(n, *outputs)``.
-    ridge : float
-    spectrum : Spectrum
-        Eigendecomposition of the kernel matrix of training inputs.
-    """
-
-    kernel: WideKernel
-    x: Tensor
-    y: Tensor
-    ridge: float
-    spectrum: Spectrum
-
-    name = "NTK regression"
-    random = "nothing"
-    trained = "all layers, of a network whose outputs were zero at initialisation"
-
-    @property
-    def jitter(self) -> float:
-        """Jitter added to the diagonal of the kernel matrix."""
-        return self.spectrum.jitter
-
-    def mean(self, x_new: Tensor) -> Tensor:
-        """Return the fitted function at new inputs, ``(n_new, *outputs)``."""
-        coefficients, _ = self.spectrum.solved(self.y, self.ridge)
-        result = self.spectrum.rotated(self.kernel.ntk(x_new, self.x)) @ coefficients
-        return result.reshape(-1, *self.y.shape[1:])
-
-    def covariance(self, x_new: Tensor) -> NoReturn:
-        """Raise an error: a point estimate has no covariance."""
-        _no_law("covariance")
-
-    def variance(self, x_new: Tensor) -> NoReturn:
-        """Raise an error: a point estimate has no variance."""
-        _no_law("variance")
-
-    def sample(self, x_new: Tensor, num_samples: int = 1, *, seed: int = 0) -> NoReturn:
-        """Raise an error: a point estimate has no distribution to draw from."""
-        _no_law("draws")
-
-    def __repr__(self) -> str:
-        used = f", jitter {self.jitter:g}" if self.jitter else ""
-        return f"{self.name} on {len(self.y)} inputs, ridge {self.ridge:g}{used}; a function, without a variance"
-
-
-def ntk_regression(
-    kernel: WideKernel, x: Tensor, y: Tensor, ridge: float = 0.0, *, max_jitter: float | None = None
-) -> KernelRegression:
-    """Fit a function by ridge regression with the tangent kernel.
-
-    The function is the mean of :func:`ntk_ensemble` after infinite training time. It is also the limit of a single wide
-    network whose outputs are zero at initialisation. It is a point estimate, without a variance.
-
-    Parameters
-    ----------
-    kernel : WideKernel
-        For example from :func:`~bayeskit.models.wide_networks.infinite_width`, or a :class:`PrecomputedKernel`.
-    x : Tensor
-        Training inputs, ``(n, ...)``.
-    y : Tensor
-        Targets, ``(n,)`` or ``(n, outputs)``.
-    ridge : float, default 0.0
-        Ridge on the kernel's diagonal. :func:`relative_ridge` gives a ridge relative to the diagonal.
-    max_jitter : float, optional
-        Largest jitter allowed, relative to the mean of the kernel's diagonal; by default the square root of the machine
-        precision, or more if the rounding error of eigenvalues is larger. The attribute ``jitter`` is the jitter added.
-
-    Returns
-    -------
-    KernelRegression
-
-    Raises
-    ------
-    ShapeError, DataError
-        If the shapes or types of the data do not match each other or the kernel.
-    SettingsError
-        If the ridge is negative.
-    KernelError
-        If the kernel matrix is not positive definite.
-    ModelError
-        If the kernel is a torch module.
-
-    Warns
-    -----
-    JitterWarning
-        If jitter was added.
-    AccuracyWarning
-        If the ridge is too small for equal or nearly equal inputs that have different targets.
-
-    References
-    ----------
-    Jacot, A., Gabriel, F., Hongler, C. (2018). Neural tangent kernel: convergence and generalization in neural
-    networks. Advances in Neural Information Processing Systems 31.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.models.wide_networks.gaussian_processes import PrecomputedKernel
-    >>> ntk = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
-    >>> y = torch.tensor([4.0], dtype=torch.float64)
-    >>> fitted = ntk_regression(PrecomputedKernel(ntk, ntk), torch.tensor([0]), y)
-    >>> fitted
-    NTK regression on 1 inputs, ridge 0; a function, without a variance
-    >>> fitted.mean(torch.tensor([1]))
-    tensor([2.], dtype=torch.float64)
-    """
-    ridge = real_number("ridge", ridge, "[0, inf]")
-    refuse_module(kernel)
-    return _regression(kernel, x, y, ridge, max_jitter)
-
-
-def _regression(kernel: WideKernel, x: Tensor, y: Tensor, ridge: float, max_jitter: float | None) -> KernelRegression:
-    y = check_targets(x, y)
-    matrix = check_kernel(kernel.ntk(x), x, y, "NTK")
-    found = spectrum(matrix, ridge, "NTK", max_jitter)
-    check_accuracy(*found.solved(y, ridge), float(found.eigenvalues[-1]), "NTK")
-    return KernelRegression(kernel, x, y, ridge, found)
-
-
-def _no_law(what: str) -> NoReturn:
-    raise ModelError(
-        f"kernel regression is a point estimate, which has no {what}; use ntk_ensemble for the distribution of trained "
-        "networks, nngp_posterior for the posterior of a Bayesian network, or ntk_posterior"
-    )
-
-
-# Distribution of wide networks trained by gradient flow from random initial weights.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -621,4 +460,14 @@ def _ensemble(
     if math.isinf(flow.time):
         check_accuracy(*found.solved(y, ridge), float(found.eigenvalues[-1]), name)
     initial = found.eigenvectors.mT @ nngp @ found.eigenvectors
-    return Ensemble(kernel, x, y, last_layer, flow, ridge, target_noise, found, initial)
+    return Ensemble(
+        kernel=kernel,
+        x=x,
+        y=y,
+        last_layer=last_layer,
+        training=flow,
+        ridge=ridge,
+        target_noise=target_noise,
+        spectrum=found,
+        initial=initial,
+    )

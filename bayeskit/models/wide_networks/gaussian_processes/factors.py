@@ -14,7 +14,6 @@ from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, KernelErr
 
 __all__ = ["Cholesky", "Spectrum", "check_accuracy", "cholesky", "needed_jitter", "spectrum"]
 
-
 _ROUNDING = 10  # rounding error of a zero eigenvalue, in machine precisions of the largest eigenvalue
 _INACCURATE = 0.25  # power of the machine precision: relative error of a mean above which to warn
 
@@ -30,42 +29,9 @@ def needed_jitter(
 ) -> float:
     """Return the jitter that a kernel matrix plus ridge needs to be numerically positive definite; usually zero.
 
-    Parameters
-    ----------
-    eigenvalues : Tensor
-        Eigenvalues of the kernel matrix without the ridge, ascending, ``(n,)``.
-    diagonal : Tensor
-        Diagonal of the same matrix, ``(n,)``.
-    ridge : float
-        Ridge on the diagonal.
-    name : str
-        Name of the kernel, for errors and warnings.
-    max_jitter : float, optional
-        Largest jitter allowed, relative to the mean of the diagonal; by default the square root of the machine
-        precision, or more if the rounding error of a zero eigenvalue is larger.
-
-    Returns
-    -------
-    float
-        Zero or a power of ten, capped at the largest jitter allowed.
-
-    Raises
-    ------
-    KernelError
-        If the matrix needs more jitter than allowed.
-    SettingsError
-        If ``max_jitter`` is negative.
-
-    Warns
-    -----
-    JitterWarning
-        If the jitter is not zero.
-
-    Examples
-    --------
-    >>> import torch
-    >>> needed_jitter(torch.tensor([0.0, 2.0]), torch.ones(2), 0.1, "NNGP")
-    0.0
+    ``eigenvalues`` ``(n,)`` are ascending and without the ridge, as is ``diagonal`` ``(n,)``. The jitter is a power of
+    ten, at most ``max_jitter`` times the mean of the diagonal. Jitter warns with ``JitterWarning``; a matrix that needs
+    more than allowed raises ``KernelError``.
     """
     precision = torch.finfo(eigenvalues.dtype).eps
     smallest, largest, scale = float(eigenvalues[0]), float(eigenvalues[-1]), float(diagonal.mean())
@@ -113,18 +79,10 @@ def check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) -
 
 
 class Cholesky(NamedTuple):
-    """Cholesky factor of the covariance of observations.
+    """Cholesky factor of the covariance of observations; gradients flow through it."""
 
-    Attributes
-    ----------
-    lower : Tensor
-        Lower triangle, ``(n, n)``.
-    jitter : float
-        Jitter added to the diagonal; usually 0.
-    """
-
-    lower: Tensor
-    jitter: float = 0.0
+    lower: Tensor  # (n, n)
+    jitter: float = 0.0  # added to the diagonal; usually zero
 
     def whitened(self, columns: Tensor) -> Tensor:
         """Return whitened columns, ``L^{-1} columns``, ``(n, m)``."""
@@ -149,40 +107,7 @@ class Cholesky(NamedTuple):
 
 
 def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float | None = None) -> Cholesky:
-    """Return the Cholesky factor of a kernel matrix with a ridge on its diagonal.
-
-    Parameters
-    ----------
-    matrix : Tensor
-        Symmetric, ``(n, n)``.
-    ridge : float or Tensor
-        Ridge on the diagonal.
-    name, max_jitter
-        As in :func:`~bayeskit.models.wide_networks.gaussian_processes.factors.needed_jitter`.
-
-    Returns
-    -------
-    Cholesky
-
-    Raises
-    ------
-    DataError
-        If the matrix is not finite.
-    KernelError
-        If it is not positive definite even with jitter.
-
-    Warns
-    -----
-    JitterWarning
-        If jitter was added.
-
-    Examples
-    --------
-    >>> import torch
-    >>> cholesky(torch.tensor([[3.0, 2.0], [2.0, 4.0]]), 1.0, "NNGP")
-    Cholesky(lower=tensor([[2., 0.],
-            [1., 2.]]), jitter=0.0)
-    """
+    """Return the Cholesky factor of a kernel matrix ``(n, n)`` plus ridge, with jitter if it needs any."""
     _check_finite_matrix(matrix, name)
     diagonal = matrix.diagonal()
     shifted = torch.diagonal_scatter(matrix, diagonal + ridge)
@@ -204,21 +129,11 @@ def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Eigendecomposition of a kernel matrix with jitter.
+    """Eigendecomposition of a kernel matrix, computed once for all training times and noise variances."""
 
-    Attributes
-    ----------
-    eigenvalues : Tensor
-        Ascending, jitter included, ``(n,)``.
-    eigenvectors : Tensor
-        As columns, ``(n, n)``.
-    jitter : float
-        Jitter added to the diagonal; usually 0.
-    """
-
-    eigenvalues: Tensor
-    eigenvectors: Tensor
-    jitter: float
+    eigenvalues: Tensor  # ascending, jitter included, (n,)
+    eigenvectors: Tensor  # as columns, (n, n)
+    jitter: float  # added to the diagonal; usually zero
 
     def rotated(self, rows: Tensor) -> Tensor:
         """Return the rows of a matrix in the basis of the eigenvectors, ``(m, n)``."""
@@ -231,39 +146,7 @@ class Spectrum:
 
 
 def spectrum(matrix: Tensor, ridge: float, name: str, max_jitter: float | None = None) -> Spectrum:
-    """Return the eigendecomposition of a kernel matrix, with jitter if matrix plus ridge is not positive definite.
-
-    Parameters
-    ----------
-    matrix : Tensor
-        Symmetric, ``(n, n)``.
-    ridge : float
-        Ridge on the diagonal; it is not included in the eigenvalues returned.
-    name, max_jitter
-        As in :func:`~bayeskit.models.wide_networks.gaussian_processes.factors.needed_jitter`.
-
-    Returns
-    -------
-    Spectrum
-
-    Raises
-    ------
-    DataError
-        If the matrix is not finite.
-    KernelError
-        If it is not positive definite even with jitter.
-
-    Warns
-    -----
-    JitterWarning
-        If jitter was added.
-
-    Examples
-    --------
-    >>> import torch
-    >>> spectrum(torch.ones(2, 2, dtype=torch.float64), 0.1, "NNGP").jitter  # two equal inputs
-    0.0
-    """
+    """Return the eigendecomposition of a kernel matrix ``(n, n)``, with jitter if it needs any beside the ridge."""
     _check_finite_matrix(matrix, name)
     values, vectors = torch.linalg.eigh(matrix)
     jitter = needed_jitter(values, matrix.diagonal(), ridge, name, max_jitter)

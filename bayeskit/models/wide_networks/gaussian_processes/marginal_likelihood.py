@@ -356,14 +356,14 @@ class _Search:
             logarithms = torch.tensor(best.x, dtype=torch.float64)
             network, posterior = objective.network(logarithms), objective.posterior(logarithms)
         return VarianceFit(
-            network,
-            posterior,
-            -float(best.fun),
-            dict(zip(objective.names, logarithms.exp().tolist(), strict=True)),
-            gradient,
-            tuple(-float(result.fun) for result in self.found),
-            tuple(name for name, reached in zip(objective.names, edge, strict=True) if reached),
-            best.finished,
+            network=network,
+            posterior=posterior,
+            log_evidence=-float(best.fun),
+            variances=dict(zip(objective.names, logarithms.exp().tolist(), strict=True)),
+            gradient=gradient,
+            starts=tuple(-float(result.fun) for result in self.found),
+            at_bound=tuple(name for name, reached in zip(objective.names, edge, strict=True) if reached),
+            finished=best.finished,
         )
 
     def _evaluate(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
-from bayeskit.errors import DataError, KernelError, ShapeError
+from bayeskit.errors import DataError, KernelError, ModelError, ShapeError
 from bayeskit.models.wide_networks.gaussian_processes.factors import Cholesky, check_accuracy, cholesky
 from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import (
     Matrix,
@@ -22,10 +23,13 @@ from bayeskit.models.wide_networks.layers import check_targets
 
 __all__ = [
     "GaussianProcess",
+    "KernelRegression",
     "Posterior",
     "check_kernel",
     "nngp_posterior",
     "ntk_posterior",
+    "ntk_regression",
+    "relative_ridge",
     "remaining_variance",
 ]
 
@@ -322,4 +326,108 @@ def _posterior(
     # The largest absolute row sum bounds the largest eigenvalue.
     largest = float(matrix.detach().abs().sum(1).max())
     check_accuracy(found._replace(lower=found.lower.detach()).solved(columns), columns, largest, prior)
-    return Posterior(prior, kernel, x, y, noise, found)
+    return Posterior(prior=prior, kernel=kernel, x=x, y=y, noise_variance=noise, cholesky=found)
+
+
+def relative_ridge(diagonal: Tensor, share: float) -> float:
+    """Return a ridge or noise variance: a share of the mean of a kernel's diagonal.
+
+    Parameters
+    ----------
+    diagonal : Tensor
+        For example ``kernel.ntk_diagonal(x)``.
+    share : float
+
+    Examples
+    --------
+    >>> import torch
+    >>> relative_ridge(torch.tensor([1.0, 3.0]), 0.01)
+    0.02
+    """
+    return real_number("share", share, "[0, inf]") * float(diagonal.mean())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelRegression:
+    """Function fitted by ridge regression with the tangent kernel; made by :func:`ntk_regression`.
+
+    Attributes
+    ----------
+    posterior : Posterior
+        Posterior with the tangent kernel, whose mean is the function and whose noise variance is the ridge.
+    """
+
+    posterior: Posterior
+
+    name = "NTK regression"
+    random = "nothing"
+    trained = "all layers, of a network whose outputs were zero at initialisation"
+
+    @property
+    def jitter(self) -> float:
+        """Jitter added to the diagonal of the kernel matrix."""
+        return self.posterior.jitter
+
+    def mean(self, x_new: Tensor) -> Tensor:
+        """Return the fitted function at new inputs, ``(n_new, *outputs)``."""
+        return self.posterior.mean(x_new)
+
+    def covariance(self, x_new: Tensor) -> NoReturn:
+        """Raise an error: a point estimate has no covariance."""
+        _refuse_point_estimate("covariance")
+
+    def variance(self, x_new: Tensor) -> NoReturn:
+        """Raise an error: a point estimate has no variance."""
+        _refuse_point_estimate("variance")
+
+    def sample(self, x_new: Tensor, num_samples: int = 1, *, seed: int = 0) -> NoReturn:
+        """Raise an error: a point estimate has no distribution to draw from."""
+        _refuse_point_estimate("draws")
+
+    def __repr__(self) -> str:
+        used = f", jitter {self.jitter:g}" if self.jitter else ""
+        data, ridge = len(self.posterior.y), self.posterior.noise_variance
+        return f"{self.name} on {data} inputs, ridge {ridge:g}{used}; a function, without a variance"
+
+
+def ntk_regression(
+    kernel: WideKernel, x: Tensor, y: Tensor, ridge: float = 0.0, *, max_jitter: float | None = None
+) -> KernelRegression:
+    """Fit a function by ridge regression with the tangent kernel.
+
+    The function is the mean of :func:`ntk_posterior`, and that of :func:`ntk_ensemble` after infinite training time. It
+    is also the limit of a single wide network whose outputs are zero at initialisation. It is a point estimate, without
+    a variance.
+
+    Parameters and errors are the same as for :func:`nngp_posterior`, with the ridge as the noise variance.
+
+    Returns
+    -------
+    KernelRegression
+
+    References
+    ----------
+    Jacot, A., Gabriel, F., Hongler, C. (2018). Neural tangent kernel: convergence and generalization in neural
+    networks. Advances in Neural Information Processing Systems 31.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.models.wide_networks.gaussian_processes import PrecomputedKernel
+    >>> ntk = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> y = torch.tensor([4.0], dtype=torch.float64)
+    >>> fitted = ntk_regression(PrecomputedKernel(ntk, ntk), torch.tensor([0]), y)
+    >>> fitted
+    NTK regression on 1 inputs, ridge 0; a function, without a variance
+    >>> fitted.mean(torch.tensor([1]))
+    tensor([2.], dtype=torch.float64)
+    """
+    ridge = real_number("ridge", ridge, "[0, inf]")
+    return KernelRegression(ntk_posterior(kernel, x, y, ridge, max_jitter=max_jitter))
+
+
+def _refuse_point_estimate(what: str) -> NoReturn:
+    raise ModelError(
+        f"kernel regression is a point estimate, which has no {what}; use ntk_ensemble for the distribution of trained "
+        "networks, nngp_posterior for the posterior of a Bayesian network, or ntk_posterior"
+    )

@@ -109,9 +109,10 @@ def refuse_module(kernel: object) -> None:
         )
 
 
-def kernel_diagonal(matrix: Matrix, x: Tensor) -> Tensor:
-    """Return the diagonal of a kernel matrix, ``(n,)``."""
-    return torch.cat([matrix(part).diagonal() for part in x.split(_CHUNK)])
+def kernel_diagonal(matrix: Matrix, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+    """Return the diagonal of a kernel matrix, ``(n,)``; of ``x1`` and ``x2`` row by row, if both are given."""
+    blocks = [x.split(_CHUNK) for x in (x1, x2) if x is not None]
+    return torch.cat([matrix(*block).diagonal() for block in zip(*blocks, strict=True)])
 
 
 def _check_matrix(name: str, matrix: Tensor) -> None:
