@@ -21,7 +21,7 @@ from bayeskit.core.torch_internals import gradient_and_rest, standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import AccuracyWarning, BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
 from bayeskit.inference.conjugacy import ConjugateCoordinates, conjugate_coordinates
-from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
+from bayeskit.inference.curvature.structure import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
 from bayeskit.inference.samplers.weighted_particles import systematic
 from bayeskit.logdensity.compiling import (
