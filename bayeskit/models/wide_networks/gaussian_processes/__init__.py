@@ -16,7 +16,6 @@ from bayeskit.models.wide_networks.gaussian_processes.ensemble import (
     GradientDescent,
     GradientFlow,
     last_layer_ensemble,
-    mean_squares_rate,
     ntk_ensemble,
 )
 from bayeskit.models.wide_networks.gaussian_processes.posterior import (
@@ -26,7 +25,6 @@ from bayeskit.models.wide_networks.gaussian_processes.posterior import (
     nngp_posterior,
     ntk_posterior,
     ntk_regression,
-    relative_ridge,
 )
 from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import PrecomputedKernel, WideKernel
 
@@ -44,7 +42,8 @@ if TYPE_CHECKING:
         fit_depths,
         fit_variances,
     )
-    from bayeskit.models.wide_networks.gaussian_processes.models import ClassificationModel, PyroKernel, RegressionModel
+    from bayeskit.models.wide_networks.gaussian_processes.models import ClassificationModel, RegressionModel
+    from bayeskit.models.wide_networks.gaussian_processes.pyro_kernel import PyroKernel
 
 __all__ = [
     "ClassificationModel",
@@ -71,12 +70,10 @@ __all__ = [
     "fit_variances",
     "large_regression",
     "last_layer_ensemble",
-    "mean_squares_rate",
     "nngp_posterior",
     "ntk_ensemble",
     "ntk_posterior",
     "ntk_regression",
-    "relative_ridge",
 ]
 
 _ROOM = "bayeskit.models.wide_networks.gaussian_processes"
@@ -90,7 +87,7 @@ __getattr__ = imported_when_used(
         "GPyTorchKernel": f"{_ROOM}.gpytorch_kernel",
         "InducingPoints": f"{_ROOM}.large_data",
         "LargeRegression": f"{_ROOM}.large_data",
-        "PyroKernel": f"{_ROOM}.models",
+        "PyroKernel": f"{_ROOM}.pyro_kernel",
         "RegressionModel": f"{_ROOM}.models",
         "VarianceFit": f"{_ROOM}.marginal_likelihood",
         "fit_depths": f"{_ROOM}.marginal_likelihood",

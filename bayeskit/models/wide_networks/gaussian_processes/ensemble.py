@@ -30,7 +30,6 @@ __all__ = [
     "GradientDescent",
     "GradientFlow",
     "last_layer_ensemble",
-    "mean_squares_rate",
     "ntk_ensemble",
 ]
 
@@ -125,24 +124,6 @@ class GradientDescent:
 
     def __str__(self) -> str:
         return f"{self.num_steps} steps of gradient descent, learning rate {self.learning_rate:g}"
-
-
-def mean_squares_rate(learning_rate: float, y: Tensor) -> float:
-    """Convert a learning rate for ``torch.nn.MSELoss`` to the equivalent rate for half the sum of squares.
-
-    Parameters
-    ----------
-    learning_rate : float
-        Learning rate for the mean of squares over all entries of ``y``.
-    y : Tensor
-
-    Examples
-    --------
-    >>> import torch
-    >>> mean_squares_rate(0.5, torch.zeros(5, 2))
-    0.1
-    """
-    return 2 * real_number("learning_rate", learning_rate, "(0, inf)") / y.numel()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -316,8 +297,8 @@ def ntk_ensemble(
 
     With the tangent kernel :math:`\Theta`, outputs at a new input are the initial outputs plus
     :math:`A\,(y - f_{\theta_0}(x))`, where :math:`A = \Theta_{*x} (\Theta + \rho)^{-1} (1 - e^{-\eta (\Theta + \rho)
-    t})`, and therefore normal. This distribution is not a posterior. :func:`mean_squares_rate` converts learning rates
-    for a mean of squares.
+    t})`, and therefore normal. This distribution is not a posterior. The rate for a mean of squares,
+    ``torch.nn.MSELoss``, times ``2 / y.numel()`` is :math:`\eta`.
 
     Parameters
     ----------
@@ -332,7 +313,7 @@ def ntk_ensemble(
     time : float, default inf
         :math:`t`. :meth:`Ensemble.at` gives other times, :meth:`Ensemble.after` steps of gradient descent.
     ridge : float, default 0.0
-        :math:`\rho`. :func:`relative_ridge` gives a ridge relative to the kernel's diagonal.
+        :math:`\rho`.
     target_noise : float, default 0.0
         Variance of normal noise added to the targets, drawn once per network.
     max_jitter : float, optional

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import MissingPackageError, ShapeError
-from bayeskit.models.wide_networks.gaussian_processes.models import kernel_in_words
 from bayeskit.models.wide_networks.gaussian_processes.parameters import (
     Parameters,
     check_covariance,
     diagonal,
+    kernel_in_words,
     matrix,
 )
 from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import kernel_diagonal

@@ -29,7 +29,6 @@ __all__ = [
     "nngp_posterior",
     "ntk_posterior",
     "ntk_regression",
-    "relative_ridge",
     "remaining_variance",
 ]
 
@@ -232,8 +231,7 @@ def nngp_posterior(
     y : Tensor
         Observations, ``(n,)`` or ``(n, outputs)``.
     noise_variance : float or Tensor, default 0.0
-        Gradients flow through it, and through the variances of ``kernel``. :func:`relative_ridge` gives a noise
-        variance relative to the kernel's diagonal.
+        Gradients flow through it, and through the variances of ``kernel``.
     max_jitter : float, optional
         Largest jitter allowed, relative to the mean of the kernel's diagonal; by default the square root of the machine
         precision, or more if the rounding error of eigenvalues is larger. The attribute ``jitter`` is the jitter added.
@@ -329,24 +327,6 @@ def _posterior(
     return Posterior(prior=prior, kernel=kernel, x=x, y=y, noise_variance=noise, cholesky=found)
 
 
-def relative_ridge(diagonal: Tensor, share: float) -> float:
-    """Return a ridge or noise variance: a share of the mean of a kernel's diagonal.
-
-    Parameters
-    ----------
-    diagonal : Tensor
-        For example ``kernel.ntk_diagonal(x)``.
-    share : float
-
-    Examples
-    --------
-    >>> import torch
-    >>> relative_ridge(torch.tensor([1.0, 3.0]), 0.01)
-    0.02
-    """
-    return real_number("share", share, "[0, inf]") * float(diagonal.mean())
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class KernelRegression:
     """Function fitted by ridge regression with the tangent kernel; made by :func:`ntk_regression`.
@@ -414,7 +394,7 @@ def ntk_regression(
     --------
     >>> import torch
     >>> from bayeskit.models.wide_networks.gaussian_processes import PrecomputedKernel
-    >>> ntk = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> ntk = torch.tensor([[4.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
     >>> y = torch.tensor([4.0], dtype=torch.float64)
     >>> fitted = ntk_regression(PrecomputedKernel(ntk, ntk), torch.tensor([0]), y)
     >>> fitted
