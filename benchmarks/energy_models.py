@@ -23,6 +23,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Independent, Normal
 
+from bayeskit.inference.curvature import Categorical, find_parameter_mode, laplace_posterior
 from bayeskit.inference.unnormalised import (
     NoiseContrastive,
     PersistentContrastiveDivergence,
@@ -30,7 +31,6 @@ from bayeskit.inference.unnormalised import (
     log_normaliser,
 )
 from bayeskit.models.unnormalised import EnergyModel
-from bayeskit.models.wide_networks.curvature import Categorical, find_parameter_mode, laplace_posterior
 
 DOUBLE = torch.float64
 

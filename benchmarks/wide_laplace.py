@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bayeskit.models.wide_networks.curvature import (
+from bayeskit.inference.curvature import (
     Categorical,
     GaussianOutputs,
     OutputLikelihood,

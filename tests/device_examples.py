@@ -337,8 +337,16 @@ ELSEWHERE = {
     """,
     "settings, results, abstract classes and sizes, or objects that run within the examples of others": """
         models.wide_networks.empirical_kernels: Linearized
+        inference.curvature.laplace: LaplacePosterior Prediction
+        inference.curvature.likelihoods: OutputLikelihood
+        inference.curvature.matrices: Curvature Trace
+        inference.curvature.natural_gradients: GradientFields
+        models.wide_networks.gaussian_processes.comparison: GaussianProcessComparison ProcessPrediction
+        models.wide_networks.gaussian_processes.ensemble: Ensemble
         models.wide_networks.gaussian_processes.large_data: ConjugateGradients InducingPoints LargeRegression
         models.wide_networks.gaussian_processes.marginal_likelihood: DepthComparison VarianceFit
+        models.wide_networks.gaussian_processes.posterior: GaussianProcess KernelRegression Posterior
+        models.wide_networks.gaussian_processes.wide_kernels: WideKernel
         models.wide_networks.kernels: InfiniteWidth Kernels
         models.sparse_networks.network: LayerPrecision SparseNetwork
         models.sparse_networks.priors: HorseshoePrior LogUniformPrior SpikeAndSlabPrior

@@ -24,7 +24,7 @@ from bayeskit.core.untraceable import UNTRACEABLE, first_line, raise_if_forked
 from bayeskit.draws import Draws
 from bayeskit.errors import AccuracyWarning, BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
 from bayeskit.inference.conjugacy import ConjugateCoordinates, conjugate_coordinates
-from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
+from bayeskit.inference.curvature.structure import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
 from bayeskit.inference.samplers.weighted_particles import systematic
 from bayeskit.logdensity.pyro_density import PyroDensity, Site

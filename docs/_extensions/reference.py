@@ -57,10 +57,8 @@ MODULES = {
         "models.unnormalised",
         "models.phylogenetics.substitution",
         "models.wide_networks.activations",
-        "models.wide_networks.curvature",
         "models.wide_networks.empirical_kernels",
         "models.wide_networks.finite_width",
-        "models.wide_networks.regression",
         "exact.generated",
         "workflows.mixtures",
     )

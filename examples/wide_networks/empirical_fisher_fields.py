@@ -16,7 +16,7 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
 from bayeskit.gallery import is_small
-from bayeskit.models.wide_networks.curvature import GaussianOutputs, empirical_fisher, fisher, gradient_fields
+from bayeskit.inference.curvature import GaussianOutputs, empirical_fisher, fisher, gradient_fields
 
 # %%
 # The model

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
-from bayeskit.inference.evidence import bridge_sampling
-from bayeskit.models.wide_networks.curvature import (
+from bayeskit.inference.curvature import (
     GaussianOutputs,
     Poisson,
     empirical_fisher,
@@ -32,6 +31,7 @@ from bayeskit.models.wide_networks.curvature import (
     fisher,
     laplace_posterior,
 )
+from bayeskit.inference.evidence import bridge_sampling
 
 PRECISION = 4.0
 

@@ -9,8 +9,7 @@ from bayeskit.models.wide_networks.finite_width import (
     ntk_drift_against_width,
     ntk_drift_of_snapshots,
 )
-from bayeskit.models.wide_networks.kernels import InfiniteWidth, Kernels, infinite_width
-from bayeskit.models.wide_networks.regression import (
+from bayeskit.models.wide_networks.gaussian_processes import (
     compare_gaussian_processes,
     last_layer_ensemble,
     nngp_posterior,
@@ -18,6 +17,7 @@ from bayeskit.models.wide_networks.regression import (
     ntk_posterior,
     ntk_regression,
 )
+from bayeskit.models.wide_networks.kernels import InfiniteWidth, Kernels, infinite_width
 
 __all__ = [
     "Elementwise",

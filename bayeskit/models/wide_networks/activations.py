@@ -19,6 +19,7 @@ from torch.func import vjp
 from torch.nn import functional
 
 from bayeskit.core.inputs import whole_number
+from bayeskit.core.module_functions import visible
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import BayeskitError, ModelError, SettingsError
 from bayeskit.models.wide_networks.covariance import (
@@ -27,7 +28,6 @@ from bayeskit.models.wide_networks.covariance import (
     excess_of_size,
     gap_of,
     root,
-    visible,
     where_zero,
 )
 

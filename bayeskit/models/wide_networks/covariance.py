@@ -18,7 +18,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from bayeskit.core.folders import temporary_name
 from bayeskit.core.randomness import one_thread
-from bayeskit.core.torch_internals import batching_level, is_batched, is_wrapped, without_transform
+from bayeskit.core.torch_internals import batching_level
 from bayeskit.errors import DataError, OutputError, SettingsError, ShapeError
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "side",
     "tracked",
     "transformed",
-    "visible",
     "where_zero",
 ]
 
@@ -217,15 +216,6 @@ def tracked(*tensors: Tensor) -> bool:
 def transformed() -> bool:
     """Whether a function transform, such as differentiation or batching, is active."""
     return batching_level() is not None
-
-
-def visible(x: Tensor) -> bool:
-    """Whether a tensor's values can be read: not in a batching transform, and not while compiling."""
-    while is_wrapped(x):
-        if is_batched(x):
-            return False
-        x = without_transform(x)
-    return not torch.compiler.is_compiling()
 
 
 def _plain(x: Tensor) -> bool:

@@ -5,27 +5,33 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.func import jacrev, vmap
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bayeskit.core.flat_networks import flattened
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.module_functions import (
+    Recording,
+    along,
+    call_with,
+    check_finite,
+    check_module_inputs,
+    first_trainable,
+    plain_attention,
+    record_calls,
+    trial_run,
+)
 from bayeskit.core.progress import progress_bar
-from bayeskit.errors import BayeskitError, DataError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import covariance as tiles
-from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear, along, call_with
-from bayeskit.models.wide_networks.layers import check_finite
+from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear
 
 __all__ = [
     "CHUNK",
@@ -38,13 +44,11 @@ __all__ = [
     "empirical_ntk",
     "factors",
     "flat_outputs",
-    "functional_outputs",
     "gradient_factors",
     "largest_eigenvalue",
     "linearize",
     "make_gradient_plan",
     "ntk_vector_product",
-    "plain_attention",
     "relative_change",
 ]
 
@@ -88,108 +92,6 @@ def largest_eigenvalue(kernel: Tensor) -> float:
     if kernel.dim() == 4:
         kernel = kernel.transpose(1, 2).flatten(2).flatten(0, 1)  # one row per input and output
     return float(torch.linalg.eigvalsh(kernel.double())[-1])
-
-
-# One run of a module, during which hooks record its layers' inputs and the graph nodes of their outputs.
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of a layer."""
-
-    layer: nn.Module
-    entered: Tensor  # the layer's input, detached
-    left: GradientEdge  # of the output, which stays valid if the output is changed in place
-    version: int  # of the input: the number of in-place changes before the call
-    size: int  # number of entries of the output
-
-
-@dataclass
-class _Recording:
-    """Outputs of one run of a module, and the calls of its watched layers."""
-
-    outputs: Tensor = field(default_factory=lambda: torch.empty(0))  # (n, k), with its graph
-    calls: list[_Call] = field(default_factory=list)
-    opaque: set[nn.Module] = field(default_factory=set)  # layers with a call that could not be recorded
-
-    def note(self, expected: Mapping[str, Tensor], layer: nn.Module, entered: tuple[Any, ...], left: Any) -> None:
-        """Record a call; this is a forward hook."""
-        known = len(entered) == 1 and isinstance(entered[0], Tensor) and isinstance(left, Tensor)
-        if not known or any(layer._parameters.get(name) is not x for name, x in expected.items()):
-            self.opaque.add(layer)
-        elif left.requires_grad:
-            self.calls.append(
-                _Call(layer, entered[0].detach(), get_gradient_edge(left), entered[0]._version, left.numel())
-            )
-
-    def unchanged(self) -> None:
-        """Raise a ``ModelError`` if the input of a layer was changed in place later."""
-        for call in self.calls:
-            if call.entered._version != call.version:
-                raise ModelError(
-                    f"the input of a {type(call.layer).__name__} layer is changed in place later, so gradients with "
-                    "respect to its weights are lost; write x = x + h instead of x += h"
-                )
-
-    def gradients(self, extra: Sequence[Tensor] = ()) -> list[Tensor | None]:
-        """Return gradients of each output at all calls, ``(k, n, ...)``; None for calls without effect."""
-        n, k = self.outputs.shape
-        edges: list[Any] = [*(call.left for call in self.calls), *extra]
-        if not edges or not self.outputs.requires_grad:
-            return [None] * len(edges)
-        units = torch.eye(k, dtype=self.outputs.dtype, device=self.outputs.device)[:, None].expand(k, n, k)
-        graph: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
-        try:
-            return list(torch.autograd.grad(self.outputs, edges, units, is_grads_batched=True, **graph))
-        except (RuntimeError, UserWarning):  # a function of the module cannot be batched
-            parts = [torch.autograd.grad(self.outputs, edges, unit, **graph) for unit in units]
-            return [None if x[0] is None else torch.stack(list(x)) for x in zip(*parts, strict=True)]
-
-
-def _record(module: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> _Recording:
-    """Run a module on inputs ``(n, ...)`` with hooks on ``layers``; its buffers are not changed.
-
-    Inputs that do not fit, or outputs without one row per input, raise a ``ShapeError``.
-    """
-    result = _Recording()
-    with ExitStack() as stack:
-        stack.enter_context(torch.enable_grad())
-        for layer in layers:
-            expected = {name: p for name, p in layer._parameters.items() if p is not None}
-            handle = layer.register_forward_hook(partial(result.note, expected), prepend=True)
-            stack.callback(handle.remove)
-        try:
-            result.outputs = functional_outputs(module, {}, x)
-        except BayeskitError:
-            raise
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ShapeError(f"the module cannot be applied to inputs of shape {tuple(x.shape)}: {error}") from error
-    return result
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Context: compute attention by torch functions that support double, forward-mode and batched differentiation."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Return a module's outputs, ``(n, k)``, with some of its parameters replaced, and copies of its buffers."""
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    x = x.clone()  # the module may change it in place
-    with plain_attention():
-        y = call_with(module, {**parameters, **buffers}, x) if parameters or buffers else module(x)
-    if not isinstance(y, Tensor) or not y.is_floating_point():
-        raise ModelError(f"the module must return a real tensor, not {getattr(y, 'dtype', type(y).__name__)}")
-    if not y.dim() or len(y) != len(x):
-        raise ShapeError(f"the module must return one row per input, not {tuple(y.shape)} for {len(x)} inputs")
-    return y.reshape(len(y), -1)
 
 
 # Gradients with respect to one layer's parameters, in factors whose products are cheap.
@@ -475,7 +377,6 @@ _FACTORS: dict[type[nn.Module], Callable[[Any, Calls], list[LayerGradients]]] = 
 
 # Choice of the layers whose gradients factorise, and the memory for a kernel.
 
-_BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _COPIES = 4  # copies of per-input gradients in memory: torch's own, two reordered, and one in a product
 
 
@@ -504,7 +405,7 @@ class GradientPlan:
     @property
     def parameter(self) -> nn.Parameter:
         """First parameter that requires gradients; the kernel has its dtype and device."""
-        return _first_trainable(self.module)
+        return first_trainable(self.module)
 
     def by_single_inputs(self) -> GradientPlan:
         """Return a plan that computes the gradient of each input separately."""
@@ -513,38 +414,18 @@ class GradientPlan:
         return GradientPlan(self.module, (), tuple(names), self.num_outputs, numbers)
 
 
-def _first_trainable(module: nn.Module) -> nn.Parameter:
-    """Return the first parameter that requires gradients."""
-    return next(p for p in module.parameters() if p.requires_grad)
-
-
 def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
     """Return the plan for a module's gradients, found by a trial on the first two inputs of ``x`` ``(n, ...)``.
 
     It raises ``ModelError`` if outputs are random, mix inputs, or do not depend on a trainable parameter.
     """
-    _check_module(module)
-    _check_module_inputs(module, x)
-    pair = torch.cat([x[:1], x[1:2] if len(x) > 1 else x[:1]]).detach()
-    if pair.is_floating_point():
-        pair.requires_grad_(True)
-    candidates = _candidates(module)
-    before = _random_state(x)
-    trial = _record(module, candidates, pair)
-    if any(not torch.equal(a, b) for a, b in zip(before, _random_state(x), strict=True)):
-        _restore(before, x)
-        raise ModelError("the module draws random numbers, so it has no fixed kernel; call module.eval() first")
-    trial.unchanged()
-    check_finite(trial.outputs, "the network's output")
-    used, uses = _uses(trial.outputs)
-    if not any(p.requires_grad and id(p) in uses for p in module.parameters()):
-        raise ModelError("outputs do not depend on trainable parameters; do not run the module's layers under no_grad")
-    rows = _rows_that_mix(trial, pair)
+    trial = trial_run(module, x, _candidates)
+    used, uses = trial.nodes, trial.uses
     layers = tuple(
         m
-        for m in candidates
+        for m in trial.layers
         if m not in trial.opaque
-        and m not in rows
+        and m not in trial.mixed
         and all(uses[id(p)] == sum(c.left.node in used for c in trial.calls if c.layer is m) for p in _trainable(m))
     )
     known = {id(p) for m in layers for p in m.parameters()}
@@ -558,37 +439,11 @@ def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
     return GradientPlan(module, layers, tuple(rest), k, numbers)
 
 
-def _check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None:
-    """Raise a ``DataError`` unless inputs are a finite tensor with rows, of the module's dtype and device."""
-    if not isinstance(x, Tensor) or not x.dim() or not len(x):
-        raise DataError(f"{name} must be a tensor with at least one input, not {getattr(x, 'shape', type(x))}")
-    parameter = _first_trainable(module)
-    if x.device != parameter.device or (x.is_floating_point() and x.dtype != parameter.dtype):
-        raise DataError(
-            f"{name} is {x.dtype} on {x.device}, but the module is {parameter.dtype} on {parameter.device}; "
-            f"use {name}.to(device, dtype)"
-        )
-    check_finite(x, name)
-
-
 def _check_second_inputs(module: nn.Module, x1: Tensor, x2: Tensor) -> None:
     """Raise a ``DataError`` or ``ShapeError`` unless a second set of inputs fits the module and the first set."""
-    _check_module_inputs(module, x2, "x2")
+    check_module_inputs(module, x2, "x2")
     if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
         raise ShapeError(f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}")
-
-
-def _check_module(module: nn.Module) -> None:
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"the module must be a torch.nn.Module, not {type(module).__name__}")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise ModelError("the module has no trainable parameter; call requires_grad_(True) on parameters to include")
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BATCH_NORM) and (layer.training or layer.running_mean is None):
-            raise ModelError(
-                f"layer {name!r} normalises over the batch, so outputs at one input depend on all other inputs; "
-                "call module.eval() first, or use LayerNorm"
-            )
 
 
 def _candidates(module: nn.Module) -> list[nn.Module]:
@@ -605,67 +460,12 @@ def _trainable(layer: nn.Module) -> list[nn.Parameter]:
     return [p for p in layer._parameters.values() if p is not None and p.requires_grad]
 
 
-def _random_state(x: Tensor) -> list[Tensor]:
-    state = [torch.get_rng_state()]
-    return [*state, torch.cuda.get_rng_state(x.device)] if x.is_cuda else state
-
-
-def _restore(state: list[Tensor], x: Tensor) -> None:
-    torch.set_rng_state(state[0])
-    if x.is_cuda:
-        torch.cuda.set_rng_state(state[1], x.device)
-
-
-def _uses(outputs: Tensor) -> tuple[set[Node], Counter[int]]:
-    """Return the nodes of the autograd graph, and the number of uses of each parameter."""
-    start = outputs.grad_fn
-    found: set[Node] = set() if start is None else {start}
-    uses: Counter[int] = Counter()
-    waiting = list(found)
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                uses[id(variable)] += 1
-            elif node is not None and node not in found:
-                found.add(node)
-                waiting.append(node)
-    return found, uses
-
-
-def _rows_that_mix(trial: _Recording, pair: Tensor) -> set[nn.Module]:
-    """Return layers whose first dimension is not the input; raise ``ModelError`` if outputs mix inputs."""
-    if not trial.outputs.requires_grad:
-        return set()
-    k = trial.outputs.shape[1]
-    # Weights differ between outputs, because the sum of the outputs may be constant.
-    total = trial.outputs[0] @ torch.arange(1.0, k + 1).to(trial.outputs)
-    tracked = [pair] if pair.requires_grad else []
-    edges: list[Any] = [*(call.left for call in trial.calls), *tracked]
-    if not edges:
-        return set()
-    try:
-        found = torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True)
-    except RuntimeError as error:
-        raise ModelError(f"the module cannot be differentiated: {error}") from error
-    wrong = [g is not None and (len(g) != 2 or bool(g[1].any())) for g in found]
-    layers = {call.layer for call, mixed in zip(trial.calls, wrong, strict=False) if mixed}
-    if wrong[-1] if tracked else bool(layers):
-        raise ModelError(
-            "outputs at one input depend on other inputs, so the kernel of a pair of inputs is undefined; let each row "
-            "of outputs depend only on the same row of inputs, and normalise over features, not over the batch"
-        )
-    return layers
-
-
 def _patch(layer: nn.Module) -> int:
     """Return the largest number of sites at which a convolution uses an entry of its input; zero for other layers."""
     return math.prod(getattr(layer, "kernel_size", (0,)))
 
 
 # Products of a neural tangent kernel with a vector, without forming the kernel.
-
-_Parameters = Mapping[str, Tensor]
 
 
 @torch.inference_mode(False)
@@ -721,66 +521,11 @@ def ntk_vector_product(
         raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, one entry per input and output, not {found}")
     check_finite(v, "v")
     length = max(len(x1), len(x2)) if block_size is None else whole_number("block_size", block_size, least=1)
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    network = flattened(module)
+    total = torch.zeros_like(network.vector)
     for x, weights in zip(x2.detach().split(length), v.detach().split(length), strict=True):
-        for name, part in zip(total, _backward(module, parameters, x, weights), strict=True):
-            total[name] += part
-    return torch.cat([_change(module, parameters, x, total, bool(plan.rest)) for x in x1.detach().split(length)])
-
-
-def _backward(module: nn.Module, parameters: _Parameters, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradient of a weighted sum of outputs."""
-    with torch.enable_grad():
-        y = functional_outputs(module, {}, x)
-        if not y.requires_grad:
-            return tuple(torch.zeros_like(p) for p in parameters.values())
-        return torch.autograd.grad(y, list(parameters.values()), weights, materialize_grads=True)
-
-
-def _change(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters, shared: bool) -> Tensor:
-    """Return the derivative of the outputs along a change ``total`` of the parameters, ``(n, k)``."""
-    # With shared parameters torch's forward mode may differ from the transpose of its gradients: it ignores that an
-    # embedding's padding row has no gradient.
-    if shared:
-        return _twice_or_by_rows(module, parameters, x, total)
-    start = {name: p.detach() for name, p in parameters.items()}
-    try:
-        with torch.no_grad():
-            result: Tensor = along(lambda changed: functional_outputs(module, changed, x), start, dict(total))[1]
-    except (RuntimeError, NotImplementedError):  # a function of the module has no forward mode
-        return _twice_or_by_rows(module, parameters, x, total)
-    return result.detach()
-
-
-def _twice_or_by_rows(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
-    """Return the change of outputs by double differentiation, or input by input if torch cannot."""
-    try:
-        return _twice_backward(module, parameters, x, total)
-    except (RuntimeError, NotImplementedError):  # the gradient of a function of the module has none
-        change = torch.cat([total[name].flatten() for name in parameters])
-        return torch.stack([_gradients_of_row(module, list(parameters.values()), row) @ change for row in x.split(1)])
-
-
-def _gradients_of_row(module: nn.Module, chosen: Sequence[Tensor], row: Tensor) -> Tensor:
-    """Return gradients of each output at one input, ``(1, ...)``, without torch's batching, ``(k, parameters)``."""
-    with torch.enable_grad():
-        y = functional_outputs(module, {}, row)[0]
-        if not y.requires_grad:
-            return y.new_zeros(len(y), sum(p.numel() for p in chosen))
-        found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
-    return torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found])
-
-
-def _twice_backward(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
-    """Return the change of outputs by differentiating their gradient, which is linear in the weights of outputs."""
-    with torch.enable_grad():
-        y = functional_outputs(module, {}, x)
-        weights = torch.zeros_like(y, requires_grad=True)
-        graph: dict[str, Any] = {"create_graph": True, "materialize_grads": True}
-        found = torch.autograd.grad(y, list(parameters.values()), weights, **graph)
-        product = sum(((g * total[name]).sum() for name, g in zip(parameters, found, strict=True)), weights.sum() * 0)
-        return torch.autograd.grad(product, weights)[0].detach()
+        total += network.pull(x, weights)
+    return torch.cat([network.push(x, total) for x in x1.detach().split(length)])
 
 
 # The empirical neural tangent kernel: inner products of gradients.
@@ -948,7 +693,7 @@ def _mirror(block: Tensor, outputs: _Outputs) -> None:
 
 def gradient_factors(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     """Return the factors of the gradients of all outputs at inputs ``(n, ...)``."""
-    trial = _record(plan.module, plan.layers, x)
+    trial = record_calls(plan.module, plan.layers, x)
     if trial.opaque or trial.outputs.shape[1] != plan.num_outputs:
         raise _Disagreement
     calls: dict[torch.nn.Module, Calls] = {layer: [] for layer in plan.layers}
@@ -970,7 +715,7 @@ class _Disagreement(Exception):
 
 def _check(
     plan: GradientPlan,
-    trial: _Recording,
+    trial: Recording,
     found: dict[torch.nn.Module, list[LayerGradients]],
     rest: list[LayerGradients],
 ) -> None:
@@ -1007,39 +752,9 @@ def _rest(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     """Return gradients with respect to the parameters without factors."""
     if not plan.rest:
         return []
-    parameters = {name: plan.module.get_parameter(name).detach() for name in plan.rest}
-
-    def output(values: dict[str, Tensor], row: Tensor) -> Tensor:
-        return functional_outputs(plan.module, values, row[None])[0]
-
-    try:
-        found = vmap(jacrev(output), (None, 0))(parameters, x)
-    except (RuntimeError, UserWarning):  # a function of the module cannot be batched
-        return _one_by_one(plan, x)
-    if not _add_up(plan, found, x):
-        return _one_by_one(plan, x)
-    return [_Gradients(g.flatten(2).transpose(0, 1)) for g in found.values()]
-
-
-def _add_up(plan: GradientPlan, found: dict[str, Tensor], x: Tensor) -> bool:
-    """Whether batched gradients add up to ordinary ones: torch's nested batching is wrong for some functions."""
-    chosen = [plan.module.get_parameter(name) for name in found]
-    with torch.enable_grad():
-        y = functional_outputs(plan.module, {}, x)
-        weights = _weights(y)
-        sums = torch.autograd.grad((y * weights).sum(), chosen, materialize_grads=True)
-    for total, gradients in zip(sums, found.values(), strict=True):
-        wrong = (torch.tensordot(weights.detach(), gradients, 2) - total).abs().max()
-        if not wrong <= torch.finfo(y.dtype).eps ** 0.5 * gradients.abs().max() * y.numel():
-            return False
-    return True
-
-
-def _one_by_one(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
-    """Return gradients with respect to the parameters without factors, without torch's batching."""
-    chosen = [plan.module.get_parameter(name) for name in plan.rest]
-    rows = [_gradients_of_row(plan.module, chosen, row) for row in x.split(1)]
-    return [_Gradients(g) for g in torch.stack(rows, 1).split([p.numel() for p in chosen], 2)]
+    network = flattened(plan.module, plan.rest)
+    sizes = [p.numel() for p in network.parameters.values()]
+    return [_Gradients(g) for g in network.jacobian(x).transpose(0, 1).split(sizes, 2)]
 
 
 # A network's first-order expansion in its parameters.

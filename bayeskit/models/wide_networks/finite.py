@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
-import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
@@ -21,46 +17,12 @@ from bayeskit.models.wide_networks.layers import Concatenate, Convolution, Dense
 from bayeskit.models.wide_networks.reader import INPUT, Graph, Node
 
 __all__ = [
-    "Arguments",
     "ScaledConv1d",
     "ScaledConv2d",
     "ScaledLinear",
-    "along",
-    "call_with",
     "finite_network",
     "last_layers",
 ]
-
-# Modules with other parameters, and derivatives along vectors, torch's forward mode.
-
-Arguments = TypeVar("Arguments", Tensor, dict[str, Tensor])
-
-
-def along(function: Callable[[Arguments], Tensor], at: Arguments, change: Arguments) -> Any:
-    """Return a function's value and its derivative along ``change``."""
-    _load()
-    return jvp(function, (at,), (change,))
-
-
-@functools.cache
-def _load() -> None:
-    """Trigger torch's lazy imports for forward mode once, without its deprecation warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
-
-
-def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
-    """Return a module's result with some parameters and buffers replaced, by name; the module keeps its own."""
-    # torch puts tensors back under each name in turn, which leaves a replacement in a layer that has two names.
-    held: list[dict[str, Any]] = [each for m in module.modules() for each in (m._parameters, m._buffers)]
-    kept = [dict(each) for each in held]
-    replaced = {id(x) for x in tensors.values()}
-    try:
-        return functional_call(module, dict(tensors), (x,))
-    finally:
-        for now, before in zip(held, kept, strict=True):
-            now.update({name: x for name, x in before.items() if id(now.get(name)) in replaced})
 
 
 class ScaledLinear(nn.Linear):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 import torch
-from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import chi2, norm, t
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -31,6 +30,7 @@ from bayeskit.models.wide_networks.empirical_kernels import (
     relative_change,
 )
 from bayeskit.models.wide_networks.finite import finite_network, last_layers
+from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import refuse_module
 from bayeskit.models.wide_networks.kernels import InfiniteWidth, Variance, infinite_width, weighted_layers
 from bayeskit.models.wide_networks.layers import (
     Convolution,
@@ -41,7 +41,6 @@ from bayeskit.models.wide_networks.layers import (
     check_inputs,
 )
 from bayeskit.models.wide_networks.reader import INPUT
-from bayeskit.models.wide_networks.regression import refuse_module
 from bayeskit.parallel import map_tasks
 
 if TYPE_CHECKING:
@@ -56,147 +55,14 @@ __all__ = [
     "KernelRegime",
     "NTKDrift",
     "Parameters",
-    "PowerLaw",
     "RandomNetworks",
     "finite_width_bias",
-    "fit_power_law",
     "kernel_regime",
     "ntk_drift",
     "ntk_drift_against_width",
     "ntk_drift_of_snapshots",
-    "precisions",
     "random_networks",
 ]
-
-
-# Power laws in the width, fitted to values with errors.
-
-_RATES = (-1.0, 6.0)  # search range of the rate
-_STEPS = 141
-_DEGENERATE = 1e-10  # share of the largest variance below which the variance of a direction counts as zero
-
-
-@dataclass(frozen=True)
-class PowerLaw:
-    """Power law ``amplitude * width**(-rate)``, fitted by generalised least squares.
-
-    Attributes
-    ----------
-    rate : float
-        Common exponent.
-    interval : tuple of float
-        95 % profile likelihood interval of the rate; an infinite limit is not determined by the data.
-    p_value : float
-        P-value of a chi-squared goodness-of-fit test; NaN without degrees of freedom. If it is small, higher powers of
-        one over the width matter: leave out the smallest widths.
-    amplitude : Tensor
-        ``(p,)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> widths = torch.tensor([8.0, 16.0, 32.0], dtype=torch.float64)
-    >>> error = 1e-4 * torch.eye(1, dtype=torch.float64).expand(3, 1, 1)
-    >>> law = fit_power_law(widths, (2 / widths)[:, None], error)
-    >>> round(law.rate, 4), law.covers(1.0)
-    (1.0, True)
-    """
-
-    rate: float
-    interval: tuple[float, float]
-    p_value: float
-    amplitude: Tensor
-
-    def covers(self, rate: float) -> bool:
-        """Whether the confidence interval contains a rate."""
-        return self.interval[0] <= rate <= self.interval[1]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether both limits of the interval are infinite: values are too small relative to their errors."""
-        return not (self.interval[0] > -math.inf or self.interval[1] < math.inf)
-
-    def __repr__(self) -> str:
-        low, high = self.interval
-        if self.is_open:
-            return "no rate can be estimated: the values are small relative to their standard errors"
-        interval = f"95 % interval of the rate {low:.3f} to {high:.3f}"
-        unknown = math.isnan(self.p_value)
-        fit = "too few widths for a goodness-of-fit test" if unknown else f"goodness of fit p = {self.p_value:.2g}"
-        return f"width**({-self.rate:.3f}) ({interval}, {fit})"
-
-
-def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLaw:
-    """Fit a power law in the width to several quantities, with a common rate and separate amplitudes.
-
-    Parameters
-    ----------
-    widths : Tensor
-        ``(W,)``.
-    values : Tensor
-        ``(W, p)``.
-    covariance : Tensor
-        Covariance of the values at each width, ``(W, p, p)``; directions with variance zero are left out.
-
-    Returns
-    -------
-    PowerLaw
-
-    Examples
-    --------
-    >>> import torch
-    >>> widths = torch.tensor([8.0, 16.0, 32.0], dtype=torch.float64)
-    >>> error = 1e-4 * torch.eye(1, dtype=torch.float64).expand(3, 1, 1)
-    >>> round(fit_power_law(widths, (3 / widths.square())[:, None], error).rate, 4)
-    2.0
-    """
-    # Widths are relative to their geometric mean, so amplitudes have the scale of the values.
-    middle = widths.log().mean()
-    scale = widths.log() - middle
-    precision, num_directions = precisions(covariance)
-    weighted = (precision @ values[..., None])[..., 0]
-    total = (weighted * values).sum()
-
-    def amplitudes(rates: Tensor) -> tuple[Tensor, Tensor]:
-        factor = (-rates[:, None] * scale).exp()
-        normal = torch.einsum("rw,wpq->rpq", factor.square(), precision)
-        projection = factor @ weighted
-        best = (torch.linalg.pinv(normal, hermitian=True) @ projection[..., None])[..., 0]
-        return best, total - (best * projection).sum(1)
-
-    def misfit(rate: float) -> float:
-        return float(amplitudes(widths.new_tensor([rate]))[1])
-
-    grid = torch.linspace(*_RATES, _STEPS, dtype=widths.dtype, device=widths.device)
-    found = amplitudes(grid)[1]
-    best, step = float(grid[found.argmin()]), float(grid[1] - grid[0])
-    rate = float(minimize_scalar(misfit, bounds=(best - step, best + step), method="bounded").x)
-    least = misfit(rate)
-    bound = least + float(chi2.ppf(0.95, 1))
-    inside = [*grid[found <= bound].tolist(), rate]
-    low, high = _crossing(misfit, bound, min(inside), -step), _crossing(misfit, bound, max(inside), step)
-    freedom = sum(num_directions) - max(num_directions) - 1
-    p_value = float(chi2.sf(least, freedom)) if freedom > 0 else float("nan")
-    amplitude = amplitudes(widths.new_tensor([rate]))[0][0] * (rate * middle).exp()
-    return PowerLaw(rate, (low, high), p_value, amplitude)
-
-
-def precisions(covariance: Tensor) -> tuple[Tensor, list[int]]:
-    """Return pseudo-inverses of covariances, without directions of variance zero, and their ranks."""
-    variance, direction = torch.linalg.eigh(covariance)
-    kept = variance > _DEGENERATE * variance[..., -1:]
-    inverse = torch.where(kept, variance, 1).reciprocal() * kept
-    return direction * inverse[..., None, :] @ direction.mT, kept.sum(-1).tolist()
-
-
-def _crossing(misfit: Callable[[float], float], bound: float, start: float, step: float) -> float:
-    """Return the rate at which the misfit exceeds ``bound``, searching from ``start``; infinite if there is none."""
-    end = start + step
-    while misfit(end) <= bound:
-        if not _RATES[0] <= end <= _RATES[1]:
-            return float("inf") if step > 0 else float("-inf")
-        end += step
-    return float(brentq(lambda rate: misfit(rate) - bound, start, end))
 
 
 # Kernels of many random networks of the same width at once.
@@ -208,30 +74,14 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class RandomNetworks:
-    """Distribution of a finite network's weights, with its kernels; made by :func:`random_networks`.
+    """Distribution of a finite network's weights, with its kernels."""
 
-    Attributes
-    ----------
-    template : torch.nn.Module
-        A network of the same architecture; its weights are ignored.
-    limit : InfiniteWidth
-        Limit of the kernels.
-    spread : mapping of str to float
-        Standard deviation of each random parameter, by name.
-    trained : tuple of str
-        Names of the parameters in the tangent kernel.
-    last : tuple of str
-        Names of the random parameters in which outputs are linear.
-    alike : bool
-        Whether all outputs have the same distribution; then a single output is used.
-    """
-
-    template: nn.Module
-    limit: InfiniteWidth
-    spread: Mapping[str, float]
-    trained: tuple[str, ...]
-    last: tuple[str, ...]
-    alike: bool
+    template: nn.Module  # a network of the same architecture; its weights are ignored
+    limit: InfiniteWidth  # of the kernels
+    spread: Mapping[str, float]  # standard deviation of each random parameter, by name
+    trained: tuple[str, ...]  # names of the parameters in the tangent kernel
+    last: tuple[str, ...]  # names of the random parameters in which outputs are linear
+    alike: bool  # whether all outputs have the same distribution; then a single output is used
 
     def draw(self, num_networks: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the parameters of independent networks, ``{name: (num_networks, *shape)}``."""
@@ -322,12 +172,12 @@ def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype
             scale = parameter[0].numel() if name == "weight" else 1
             spread[f"{layer}.{name}"] = math.sqrt(variance / scale) if standard else 1.0
     return RandomNetworks(
-        template,
-        limit,
-        spread,
-        tuple(name for name, parameter in template.named_parameters() if parameter.requires_grad),
-        tuple(name for name in spread if name.rpartition(".")[0] in last),
-        isinstance(kernel.graph.nodes[-1].layer, Dense),
+        template=template,
+        limit=limit,
+        spread=spread,
+        trained=tuple(name for name, parameter in template.named_parameters() if parameter.requires_grad),
+        last=tuple(name for name in spread if name.rpartition(".")[0] in last),
+        alike=isinstance(kernel.graph.nodes[-1].layer, Dense),
     )
 
 
@@ -488,6 +338,7 @@ def _moments(width: int | None, limit: Tensor, num_networks: int, total: Tensor)
 
 # Mean deviation of the kernels of finite networks from their limit.
 
+_DEGENERATE = 1e-10  # share of the largest variance below which the variance of a direction counts as zero
 _ONE_OVER_WIDTH: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 1.0, "zorder": 0, "label": "1/width"}
 
 
@@ -525,22 +376,6 @@ class FiniteWidthBias:
     def standard_error(self) -> Tensor:
         """Monte Carlo standard error of the bias, ``(W, n, n)``."""
         return torch.stack([m.matrix((m.covariance.diagonal() / m.num_networks).sqrt()) for m in self.moments])
-
-    @cached_property
-    def rate(self) -> PowerLaw:
-        """Power law of the off-diagonal bias in the width, with a confidence interval of the rate.
-
-        Raises
-        ------
-        SettingsError
-            If there is only one width or one input.
-        """
-        if len(self.moments) < 2 or len(self.moments[0].limit) < 2:
-            raise SettingsError("a rate needs at least two widths and two inputs")
-        chosen = ~self.moments[0].is_diagonal
-        values, errors = zip(*[_relative(m, chosen) for m in self.moments], strict=True)
-        widths = errors[0].new_tensor(self.widths, dtype=torch.float64)
-        return fit_power_law(widths, torch.stack(values), torch.stack(errors))
 
     @property
     def diagonal_p_value(self) -> float:
@@ -608,17 +443,23 @@ class FiniteWidthBias:
         number = self.moments[0].num_networks
         lines = [f"bias of the {self.which.upper()}, widths {', '.join(map(str, self.widths))}, {number} networks each"]
         if len(self.moments[0].limit) > 1:
-            if len(self.moments) > 1:
-                lines.append(f"  off the diagonal: {self.rate}")
             lines.append(f"  test of zero bias off the diagonal: p = {self.off_diagonal_p_value:.2g}")
         lines.append(f"  test of zero bias on the diagonal: p = {self.diagonal_p_value:.2g}")
         return "\n".join(lines)
 
     def _p_value(self, chosen: Tensor) -> float:
         values, errors = (torch.stack(x) for x in zip(*[_relative(m, chosen) for m in self.moments], strict=True))
-        precision, num_directions = precisions(errors)
+        precision, num_directions = _precisions(errors)
         statistic = float(torch.einsum("wp,wpq,wq->", values, precision, values))
         return float(chi2.sf(statistic, sum(num_directions)))
+
+
+def _precisions(covariance: Tensor) -> tuple[Tensor, list[int]]:
+    """Return pseudo-inverses of covariances, without directions of variance zero, and their ranks."""
+    variance, direction = torch.linalg.eigh(covariance)
+    kept = variance > _DEGENERATE * variance[..., -1:]
+    inverse = torch.where(kept, variance, 1).reciprocal() * kept
+    return direction * inverse[..., None, :] @ direction.mT, kept.sum(-1).tolist()
 
 
 def _axes_of_widths(ax: Axes, label: str) -> Axes:
@@ -714,8 +555,8 @@ def finite_width_bias(
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> kernel = infinite_width(network, weight_variance=2.0)
     >>> result = finite_width_bias(kernel, torch.tensor([[1.0, 0.0], [-0.5, 1.0]]), widths=(4, 8, 16))
-    >>> result.diagonal_p_value > 0.01, result.off_diagonal_p_value < 1e-6, result.rate.covers(1.0)
-    (True, True, True)
+    >>> result.diagonal_p_value > 0.01, result.off_diagonal_p_value < 1e-6
+    (True, True)
     """
     found = sorted({whole_number("widths", width, least=1) for width in widths})
     if not found:
@@ -804,24 +645,6 @@ class DriftAgainstWidth:
         logarithms = self.relative_change.log()
         return self.typical * logarithms.std(1) / logarithms.shape[1] ** 0.5
 
-    @cached_property
-    def rate(self) -> PowerLaw:
-        """Power law of the typical change in the width, with a confidence interval of the rate.
-
-        Raises
-        ------
-        SettingsError
-            If there are fewer than two widths besides the module's own.
-        """
-        rows = [row for row, width in enumerate(self.widths) if width is not None]
-        if len(rows) < 2:
-            raise SettingsError("a rate needs at least two widths besides the module's own")
-        return fit_power_law(
-            self.typical.new_tensor([self.widths[row] for row in rows], dtype=torch.float64),
-            self.typical[rows, None],
-            self.standard_error[rows].square()[:, None, None],
-        )
-
     def to_pandas(self) -> pd.DataFrame:
         """Return a table with one row per width."""
         loss = self.loss.mean(1)
@@ -856,8 +679,6 @@ class DriftAgainstWidth:
 
     def __repr__(self) -> str:
         lines = [f"relative change of the NTK, {self.relative_change.shape[1]} trained networks per width"]
-        if len(self.widths) - (None in self.widths) > 1:
-            lines.append(f"  {self.rate}")
         for width, value, error in zip(self.widths, self.typical.tolist(), self.standard_error.tolist(), strict=True):
             name = "the module's own width" if width is None else f"width {width}"
             lines.append(f"  {name}: {with_error(value, error)}")
@@ -1018,7 +839,7 @@ def ntk_drift_against_width(
     y : Tensor
         Targets, ``(n, outputs)``, or ``(n,)`` for one output.
     widths : sequence of int or None
-        Widths of all layers but the last; None for the module's own widths, which are left out of the rate.
+        Widths of all layers but the last; None for the module's own widths.
     num_networks : int, default 64
         Number of networks per width; all are trained at once.
     learning_rate : float, optional
@@ -1364,17 +1185,18 @@ def kernel_regime(
             kernel, x, y, [width], num_trained, learning_rate=learning_rate, num_steps=num_steps, seed=seed
         )
         drift = _drift(trained)
+    kinks = (isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in _functions(kernel))
     return KernelRegime(
-        width,
-        num_networks,
-        tolerance,
-        bias,
-        fluctuation,
-        drift,
-        any(isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in _functions(kernel)),
-        _widths(kernel),
-        _law(kernel),
-        _he_variance(kernel),
+        width=width,
+        num_networks=num_networks,
+        tolerance=tolerance,
+        bias=bias,
+        fluctuation=fluctuation,
+        drift=drift,
+        has_kinks=any(kinks),
+        widths=_widths(kernel),
+        law=_law(kernel),
+        he_variance=_he_variance(kernel),
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bayeskit.core.module_functions import visible
 from bayeskit.core.progress import progress_bar
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import covariance as tiles
@@ -23,7 +24,6 @@ from bayeskit.models.wide_networks.covariance import (
     check_paths,
     new_matrix,
     tracked,
-    visible,
 )
 from bayeskit.models.wide_networks.finite import finite_network
 from bayeskit.models.wide_networks.layers import (

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import warn_user
+from bayeskit.core.module_functions import check_finite, visible
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, ShapeError
 from bayeskit.models.wide_networks.activations import Activation, Quadrature
-from bayeskit.models.wide_networks.covariance import Covariance, Joint, Profile, excess, root, visible
+from bayeskit.models.wide_networks.covariance import Covariance, Joint, Profile, excess, root
 
 __all__ = [
     "AveragePool",
@@ -30,7 +31,6 @@ __all__ = [
     "Pairs",
     "SumOfBranches",
     "Variances",
-    "check_finite",
     "check_inputs",
     "check_targets",
     "check_vectors",
@@ -621,7 +621,9 @@ def check_vectors(x: Tensor, name: str) -> Tensor:
 
 
 def check_targets(x: Tensor, y: Tensor, one_output: bool = False) -> Tensor:
-    """Return the targets ``(n, *outputs)``, or ``(n,)`` with ``one_output``, unchanged, or raise an error."""
+    """Return the targets ``(n, *outputs)``, with ``one_output`` as a vector ``(n,)``, or raise an error."""
+    if one_output and isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
     if not isinstance(y, Tensor) or not y.is_floating_point():
         raise DataError(f"y must be a tensor of floating-point numbers, not {_kind(y)}")
     if y.dim() < 1 or len(y) != len(x) or not len(y):
@@ -632,15 +634,6 @@ def check_targets(x: Tensor, y: Tensor, one_output: bool = False) -> Tensor:
         raise DataError(f"x is {x.dtype} on {x.device}, but y is {y.dtype} on {y.device}; convert one of them")
     check_finite(y, "y")
     return y
-
-
-def check_finite(x: Tensor, name: str) -> None:
-    """Raise a ``DataError`` that names the first row with a value that is not finite, if any."""
-    if not visible(x):
-        return
-    finite = torch.isfinite(x.detach()).unsqueeze(-1).flatten(1).all(1)
-    if not bool(finite.all()):
-        raise DataError(f"{name} has values that are not finite, first in row {int((~finite).nonzero()[0])}")
 
 
 def _kind(x: object) -> str:

@@ -9,9 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import empirical_kernels as kernel
-from bayeskit.models.wide_networks import empirical_ntk, infinite_width, linearize, ntk_vector_product
-from bayeskit.models.wide_networks.curvature import (
+from bayeskit.inference.curvature import (
     BernoulliOutputs,
     Categorical,
     GaussianOutputs,
@@ -19,6 +17,8 @@ from bayeskit.models.wide_networks.curvature import (
     fisher,
     laplace_posterior,
 )
+from bayeskit.models.wide_networks import empirical_kernels as kernel
+from bayeskit.models.wide_networks import empirical_ntk, infinite_width, linearize, ntk_vector_product
 
 DOUBLE = torch.float64
 INTEGERS = torch.tensor([[0, 1, 2], [3, 3, 1], [6, 5, 0], [2, 4, 4], [1, 2, 6]])
@@ -318,10 +318,10 @@ def test_modes_are_found_in_single_precision():
 
 def test_an_unfinished_search_says_so(monkeypatch):
     module, x, y = single()
-    monkeypatch.setattr("bayeskit.models.wide_networks.curvature.NUM_STEPS", 1)
+    monkeypatch.setattr("bayeskit.inference.curvature.laplace._NUM_STEPS", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
         find_parameter_mode(module, GaussianOutputs(0.01), x, y, 1.0, max_iterations=1)
-    monkeypatch.setattr("bayeskit.models.wide_networks.curvature.POLISHED", 1)
+    monkeypatch.setattr("bayeskit.inference.curvature.laplace._POLISHED", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
         find_parameter_mode(module, GaussianOutputs(0.01), x, y, 1.0, max_iterations=1)
 

@@ -22,10 +22,11 @@ from bayeskit.models.wide_networks import (
     ntk_posterior,
     ntk_regression,
 )
-from bayeskit.models.wide_networks import regression as ensembles
-from bayeskit.models.wide_networks import regression as posteriors
 from bayeskit.models.wide_networks.finite_width import Interval, KernelRegime, random_networks
-from bayeskit.models.wide_networks.regression import PrecomputedKernel, needed_jitter
+from bayeskit.models.wide_networks.gaussian_processes import PrecomputedKernel
+from bayeskit.models.wide_networks.gaussian_processes import ensemble as ensembles
+from bayeskit.models.wide_networks.gaussian_processes import posterior as posteriors
+from bayeskit.models.wide_networks.gaussian_processes.factors import needed_jitter
 
 DOUBLE = torch.float64
 EVERY = (nngp_posterior, ntk_posterior, ntk_ensemble, last_layer_ensemble, ntk_regression)
@@ -203,13 +204,12 @@ def test_mixed_precisions_are_refused_by_name():
         ntk_drift(network().double(), x, y[0])
 
 
-def test_the_modules_own_width_has_no_part_in_the_rate():
+def test_the_modules_own_width_has_no_part_in_the_others():
     x, y = normal(4, 2), normal(4, stream="targets")
     found = ntk_drift_against_width(relu(), x, y, (None, 16, 32), 4, num_steps=3)
     without = ntk_drift_against_width(relu(), x, y, (16, 32), 4, num_steps=3)
-    assert found.rate.rate == without.rate.rate
+    assert torch.equal(found.typical[1:], without.typical)
     assert "the module's own width" in repr(found) and "nan" not in repr(found)
-    assert "rate" not in repr(ntk_drift_against_width(relu(), x, y, (None, 16), 4, num_steps=3))
 
 
 class Unused(nn.Module):

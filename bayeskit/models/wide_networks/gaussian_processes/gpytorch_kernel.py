@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeskit.errors import MissingPackageError, ShapeError
-from bayeskit.models.wide_networks.gaussian_processes.models import kernel_in_words
 from bayeskit.models.wide_networks.gaussian_processes.parameters import (
     Parameters,
     check_covariance,
     diagonal,
+    kernel_in_words,
     matrix,
 )
+from bayeskit.models.wide_networks.gaussian_processes.wide_kernels import kernel_diagonal
 from bayeskit.models.wide_networks.kernels import InfiniteWidth
 
-__all__ = ["CHUNK", "GPyTorchKernel"]
+__all__ = ["GPyTorchKernel"]
 
 try:
     with warnings.catch_warnings():
@@ -31,8 +33,6 @@ except ImportError as error:
         "kernels for GPyTorch and large_regression need gpytorch, which is not installed; install it with "
         "pip install 'bayeskit[gaussian_processes]' or pip install gpytorch"
     ) from error
-
-CHUNK = 32  # pairs of inputs per block; only the diagonal of the block's covariance is used
 
 
 class GPyTorchKernel(Kernel):
@@ -128,11 +128,8 @@ class GPyTorchKernel(Kernel):
         x1 = self._shaped(x1)
         if x2 is None:
             return diagonal(network, self.covariance, x1) if diag else matrix(network, self.covariance, x1)
-        x2 = self._shaped(x2)
-        if not diag:
-            return matrix(network, self.covariance, x1, x2)
-        parts = zip(x1.split(CHUNK), x2.split(CHUNK), strict=True)
-        return torch.cat([matrix(network, self.covariance, a, b).diagonal() for a, b in parts])
+        kernel = partial(matrix, network, self.covariance)
+        return kernel_diagonal(kernel, x1, self._shaped(x2)) if diag else kernel(x1, self._shaped(x2))
 
     def _shaped(self, x: Tensor) -> Tensor:
         if self.input_shape is None:

@@ -16,9 +16,8 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel import GPyTorchKernel
-from bayeskit.models.wide_networks.gaussian_processes.models import one_target
 from bayeskit.models.wide_networks.kernels import InfiniteWidth
-from bayeskit.models.wide_networks.layers import check_vectors
+from bayeskit.models.wide_networks.layers import check_targets, check_vectors
 
 from linear_operator.utils.cholesky import psd_safe_cholesky  # isort: skip
 from linear_operator.utils.warnings import NumericalWarning  # isort: skip
@@ -199,7 +198,7 @@ def large_regression(
     method = ConjugateGradients() if method is None else method
     noise_variance = real_number("noise_variance", noise_variance, "(0, inf)")
     check_vectors(x, "x")
-    y = one_target(x, y)
+    y = check_targets(x, y, one_output=True)
     kernel = copy.deepcopy(network) if isinstance(network, GPyTorchKernel) else GPyTorchKernel(network)
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).to(x)
     likelihood.noise = torch.tensor(noise_variance, dtype=x.dtype, device=x.device)

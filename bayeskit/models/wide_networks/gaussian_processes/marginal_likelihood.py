@@ -20,10 +20,10 @@ from bayeskit.core.plots import axes_or_new
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, SettingsError
-from bayeskit.models.wide_networks.gaussian_processes.models import one_target
 from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, check_covariance, matrix
+from bayeskit.models.wide_networks.gaussian_processes.posterior import Posterior, nngp_posterior, ntk_posterior
 from bayeskit.models.wide_networks.kernels import InfiniteWidth, infinite_width
-from bayeskit.models.wide_networks.regression import Posterior, nngp_posterior, ntk_posterior
+from bayeskit.models.wide_networks.layers import check_targets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -281,7 +281,7 @@ def fit_variances(
     """
     check_covariance(covariance)
     parameters = Parameters(network, tied)
-    y = one_target(x, y)
+    y = check_targets(x, y, one_output=True)
     num_starts = whole_number("num_starts", num_starts, least=1)
     max_iterations = whole_number("max_iterations", max_iterations, least=1)
     spread = real_number("spread", spread, "(0, inf)")
@@ -356,14 +356,14 @@ class _Search:
             logarithms = torch.tensor(best.x, dtype=torch.float64)
             network, posterior = objective.network(logarithms), objective.posterior(logarithms)
         return VarianceFit(
-            network,
-            posterior,
-            -float(best.fun),
-            dict(zip(objective.names, logarithms.exp().tolist(), strict=True)),
-            gradient,
-            tuple(-float(result.fun) for result in self.found),
-            tuple(name for name, reached in zip(objective.names, edge, strict=True) if reached),
-            best.finished,
+            network=network,
+            posterior=posterior,
+            log_evidence=-float(best.fun),
+            variances=dict(zip(objective.names, logarithms.exp().tolist(), strict=True)),
+            gradient=gradient,
+            starts=tuple(-float(result.fun) for result in self.found),
+            at_bound=tuple(name for name, reached in zip(objective.names, edge, strict=True) if reached),
+            finished=best.finished,
         )
 
     def _evaluate(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:

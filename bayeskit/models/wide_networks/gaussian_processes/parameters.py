@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ __all__ = [
     "Parameters",
     "check_covariance",
     "diagonal",
+    "kernel_in_words",
     "matrix",
     "positive_number",
     "traced_diagonal",
@@ -170,3 +172,21 @@ def traced_diagonal(network: InfiniteWidth, covariance: str, x: Tensor) -> Tenso
     found = own.ntk if covariance == "ntk" else own.nngp
     assert found is not None
     return found
+
+
+def kernel_in_words(kernel: Any) -> str:
+    """Describe a kernel for Pyro or GPyTorch in one line, with its network and variances."""
+    parameters = kernel.parameters_of_network
+    variances = []
+    for kind, first in (("weight_variance", parameters.weight), ("bias_variance", parameters.bias)):
+        if first is not None:
+            fixed = kind not in getattr(kernel, "_pyro_samples", {})
+            value = getattr(kernel, kind).detach() if fixed else None
+            variances.append(f"{kind}={_digits(value) if value is not None else 'by its prior'}")
+    module = type(parameters.network.module).__name__
+    return f"{type(kernel).__name__}({module}, {', '.join(variances)}, covariance={kernel.covariance!r})"
+
+
+def _digits(value: Tensor) -> str:
+    numbers = [f"{float(x):.3g}" for x in value.reshape(-1)]
+    return f"[{', '.join(numbers)}]" if value.dim() else numbers[0]

@@ -7,7 +7,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.regression import (
+from bayeskit.models.wide_networks.gaussian_processes import (
     Ensemble,
     PrecomputedKernel,
     nngp_posterior,

@@ -6,19 +6,20 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from bayeskit.core.flat_networks import flat_copy
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks.curvature import (
+from bayeskit.inference.curvature import (
     BernoulliOutputs,
     Categorical,
+    Curvature,
     GaussianOutputs,
     Poisson,
     empirical_fisher,
     fisher,
-    flat_network,
     gradient_fields,
-    log_likelihood_gradient,
     natural_gradient,
 )
+from bayeskit.inference.curvature.fisher_matrices import log_likelihood_gradient
 
 DOUBLE = torch.float64
 X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], dtype=DOUBLE)
@@ -60,11 +61,11 @@ def test_steps_in_outputs_do_not_depend_on_the_parametrisation(name, likelihood,
     x = inputs()
     plain = Curved(WEIGHTS, lambda w: w, lambda u: u)
     other = Curved(WEIGHTS, *PARAMETERIZATIONS[name])
-    first, second = (flat_network(m).push(x, natural_gradient(m, likelihood, x, y)) for m in (plain, other))
+    first, second = (flat_copy(m).push(x, natural_gradient(m, likelihood, x, y)) for m in (plain, other))
     torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-9)
     # A gradient without the Fisher information fails the same comparison.
     first, second = (
-        flat_network(m).push(x, log_likelihood_gradient(flat_network(m), likelihood, x, y)) for m in (plain, other)
+        flat_copy(m).push(x, log_likelihood_gradient(flat_copy(m), likelihood, x, y)) for m in (plain, other)
     )
     assert float((second - first).abs().max()) > 0.1 * float(first.abs().max())
 
@@ -97,13 +98,11 @@ def test_one_step_solves_least_squares_and_newton_is_the_same_for_counts():
 
 
 def test_large_systems_are_solved_by_iteration(monkeypatch):
-    from bayeskit.models.wide_networks import curvature as operator
-
     module, x = Curved(WEIGHTS, lambda w: w, lambda u: u), inputs()
     y = torch.arange(12) % 2
     exact = natural_gradient(module, Categorical(), x, y, damping=0.1)
-    monkeypatch.setitem(inspect.unwrap(natural_gradient).__globals__, "EXACT_SIZE", 3)
-    monkeypatch.setattr(operator.Curvature, "solve_exactly", None)
+    monkeypatch.setitem(inspect.unwrap(natural_gradient).__globals__, "_EXACT_SIZE", 3)
+    monkeypatch.setattr(Curvature, "solve_exactly", None)
     iterated = natural_gradient(module, Categorical(), x, y, damping=0.1)
     torch.testing.assert_close(iterated, exact, rtol=1e-8, atol=1e-8)
 

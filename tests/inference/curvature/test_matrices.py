@@ -10,8 +10,7 @@ from torch.func import functional_call, hessian, jacrev
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import BudgetError, DataError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import curvature as operator
-from bayeskit.models.wide_networks.curvature import (
+from bayeskit.inference.curvature import (
     BernoulliOutputs,
     Categorical,
     GaussianOutputs,
@@ -21,6 +20,7 @@ from bayeskit.models.wide_networks.curvature import (
     fisher,
     gauss_newton,
 )
+from bayeskit.inference.curvature import matrices as operator
 
 DOUBLE = torch.float64
 X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], dtype=DOUBLE)
@@ -282,14 +282,14 @@ def test_solvers_say_why_they_cannot():
 
 
 def test_matrices_too_large_are_refused(monkeypatch):
-    monkeypatch.setattr(operator, "LARGEST", 10)
+    monkeypatch.setattr(operator, "_LARGEST", 10)
     found = fisher(perceptron(3, 4, 2), GaussianOutputs(), points(7, 3))
     with pytest.raises(SettingsError, match="26 rows.*multiply by vectors"):
         found.matrix()
     with pytest.raises(SettingsError, match="14 rows"):
         found.dual()
     assert found.diagonal().shape == (26,)
-    monkeypatch.setattr(operator, "LARGEST", 15)
+    monkeypatch.setattr(operator, "_LARGEST", 15)
     with pytest.raises(SettingsError, match="14 x 26 numbers.*freeze"):
         found.dual()
 

@@ -6,17 +6,17 @@ import torch
 from torch import nn
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks.curvature import (
+from bayeskit.inference.curvature import (
     BernoulliOutputs,
     Categorical,
     GaussianOutputs,
     LaplacePosterior,
     Poisson,
-    System,
     empirical_fisher,
     find_parameter_mode,
     laplace_posterior,
 )
+from bayeskit.inference.curvature.laplace import System
 
 DOUBLE = torch.float64
 ANYWHERE = 1e9  # a tolerance for tests of formulas that hold away from modes, too

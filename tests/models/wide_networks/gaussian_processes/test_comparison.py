@@ -9,7 +9,7 @@ from torch import nn
 
 from bayeskit.errors import DataError, JitterWarning, KernelError, ShapeError, UnknownNameError
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.regression import (
+from bayeskit.models.wide_networks.gaussian_processes import (
     compare_gaussian_processes,
     nngp_posterior,
     ntk_ensemble,
