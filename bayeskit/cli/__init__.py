@@ -8,17 +8,14 @@ from bayeskit.cli._trees import approximate_trees, compare_trees, fit_network, s
 
 __all__ = ["app", "main"]
 
-for _name, _function in {
-    "evidence": evidence,
-    "trees": sample_trees,
-    "compare": compare_trees,
-    "sbn": fit_network,
-    "vi": approximate_trees,
-    "run": run_model_or_page,
-    "exam": exam,
-    "list": list_models,
-}.items():
-    add_command(_name, _function)
+add_command("evidence", evidence)
+add_command("trees", sample_trees)
+add_command("compare", compare_trees)
+add_command("sbn", fit_network)
+add_command("vi", approximate_trees)
+add_command("run", run_model_or_page)
+add_command("exam", exam)
+add_command("list", list_models)
 
 
 def main() -> None:

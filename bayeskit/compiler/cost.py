@@ -42,7 +42,8 @@ class Cost:
         # Counted as in a traced graph without dead code, to a few operations; views of earlier tensors write nothing,
         # and what is made of constants alone is written once, not for each vector.
         with _Recorder(arguments) as recorder:
-            return cls(*recorder.behind(function(*arguments)), data_bytes=data_bytes)
+            num_nodes, num_bytes, num_repeated = recorder.behind(function(*arguments))
+        return cls(num_nodes, num_bytes, num_repeated, data_bytes)
 
     @classmethod
     def of_graph(cls, graph: GraphModule) -> Cost:

@@ -178,11 +178,15 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
 # Conditional predictive ordinates: each observation given all others, from one set of posterior draws.
 
 
+def _ordinates_of_fewer(target: Target, parts: Parts, seed: int) -> PredictiveScore:
+    return conditional_predictive_ordinates(target, _fewer_draws(target, parts), seed=seed)
+
+
 @estimator(
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=lambda target, parts, seed: conditional_predictive_ordinates(target, _fewer_draws(target, parts)),
+    by=_ordinates_of_fewer,
 )
 def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pseudo-marginal likelihood: the sum of log densities of each observation given all others.
@@ -244,11 +248,15 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
 # Pointwise predictive density: each observation given all observations, including itself.
 
 
+def _density_of_fewer(target: Target, parts: Parts, seed: int) -> PredictiveScore:
+    return pointwise_predictive_density(target, _fewer_draws(target, parts), seed=seed)
+
+
 @estimator(
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=lambda target, parts, seed: pointwise_predictive_density(target, _fewer_draws(target, parts)),
+    by=_density_of_fewer,
 )
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pointwise predictive density: the sum of log posterior means of each observation's likelihood.
