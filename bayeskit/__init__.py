@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bayeskit.inference import evidence, objectives, samplers
     from bayeskit.inference.amortization import AmortizedPosterior, amortize
     from bayeskit.inference.experiments import information
-    from bayeskit.inference.marginalization import marginalize
+    from bayeskit.inference.marginal import marginalize
     from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
     from bayeskit.logdensity.recurrence import scan
@@ -62,7 +62,7 @@ __getattr__ = imported_when_used(
         "evidence": "bayeskit.inference",
         "fit": "bayeskit.inference.training",
         "information": "bayeskit.inference.experiments",
-        "marginalize": "bayeskit.inference.marginalization",
+        "marginalize": "bayeskit.inference.marginal",
         "objectives": "bayeskit.inference",
         "prior_predictive": "bayeskit.draws",
         "sample": "bayeskit.inference.samplers",

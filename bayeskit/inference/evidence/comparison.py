@@ -29,7 +29,7 @@ from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of, html_tables, text_lines
-from bayeskit.inference.marginalization import LaplaceCorrection
+from bayeskit.inference.marginal import LaplaceCorrection
 from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, remembered_checks
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target, require_target

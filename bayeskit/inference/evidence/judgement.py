@@ -22,7 +22,7 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register, split_refusal
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.marginalization import LaplaceCorrection, MarginalTarget
+from bayeskit.inference.marginal import LaplaceCorrection, MarginalTarget
 from bayeskit.inference.samplers import Ladder, sample
 from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun

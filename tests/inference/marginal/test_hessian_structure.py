@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Stencil
+from bayeskit.inference.marginal.hessian_structure import Band, BandStencil, DiagonalBlocks, Stencil
 
 FLOAT = torch.float64
 

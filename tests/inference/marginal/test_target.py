@@ -20,8 +20,9 @@ from bayeskit.errors import (
     SettingsError,
     UnknownNameError,
 )
-from bayeskit.inference import evidence, marginalization
-from bayeskit.inference.marginalization import MarginalTarget
+from bayeskit.inference import evidence
+from bayeskit.inference.marginal import MarginalTarget
+from bayeskit.inference.marginal import target as target_module
 from bayeskit.inference.samplers.starts import starting_points
 
 FLOAT = torch.float64
@@ -496,7 +497,7 @@ def test_mutation_a_gradient_without_the_determinant_is_noticed(monkeypatch):
     def without(self, r, z, weights):
         return torch.zeros_like(r), torch.zeros_like(z)
 
-    monkeypatch.setattr(marginalization._LaplaceDensity, "_bend", without)
+    monkeypatch.setattr(target_module._LaplaceDensity, "_bend", without)
     target = marginal(counted, ["effect"], COUNTS)
     assert gradient_error(target, points(target, 2, 0.5)) > 1e-3
 
@@ -739,7 +740,7 @@ def test_a_long_chain_has_the_value_and_the_gradient_of_a_dense_one(model, bandw
     y = torch.poisson(torch.full((101,), 1.5), generator=torch.Generator().manual_seed(4)).to(FLOAT)
     chain = marginal(model, ["x"], y)
     assert chain.curvature == f"chain of 101, bandwidth {bandwidth}"
-    monkeypatch.setattr(marginalization, "_LONG", 1000)
+    monkeypatch.setattr(target_module, "_LONG", 1000)
     dense = marginal(model, ["x"], y)
     assert dense.curvature.startswith("dense, 101")
     u = points(chain, 3, 0.3)

@@ -20,9 +20,9 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.torch_internals import gradient_and_rest, standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import AccuracyWarning, BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
-from bayeskit.inference.conjugacy import ConjugateCoordinates, conjugate_coordinates
-from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
-from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
+from bayeskit.inference.marginal.conjugate_families import ConjugateCoordinates, conjugate_coordinates
+from bayeskit.inference.marginal.correction import LaplaceCorrection, LineRule, line_rule
+from bayeskit.inference.marginal.hessian_structure import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.samplers.weighted_particles import systematic
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
@@ -43,7 +43,7 @@ from bayeskit.logdensity.tracing import (
     raise_if_forked,
 )
 
-__all__ = ["LaplaceCorrection", "MarginalTarget", "marginalize"]
+__all__ = ["MarginalTarget", "marginalize"]
 
 _MAX_STEPS = 100
 #: Squared length of a Newton step, in standard deviations and roots of the unit of rounding, after which values rest.
