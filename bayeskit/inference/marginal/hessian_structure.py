@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,45 +13,6 @@ __all__ = ["Band", "BandStencil", "DiagonalBlocks", "Factor", "Stencil", "Struct
 
 Factor = Any
 """A factorised matrix, as its structure made it."""
-
-
-class Structure(Protocol):
-    """What is known of the zeros of ``n`` symmetric matrices ``(m, m)``, and how they are stored and factorised."""
-
-    @property
-    def description(self) -> str:
-        """The structure in words."""
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether all entries may differ from zero."""
-
-    def completed(self, matrix: Tensor) -> Tensor:
-        """Return matrices that can be factorised."""
-
-    def identity(self, like: Tensor) -> Tensor:
-        """Return the identity."""
-
-    def scale(self, matrix: Tensor) -> Tensor:
-        """Return the largest entry of the diagonal, ``(n,)``."""
-
-    def times(self, matrix: Tensor, z: Tensor) -> Tensor:
-        """Return the product with a vector, ``(n, m)``."""
-
-    def factorised(self, matrix: Tensor) -> tuple[Factor, Tensor]:
-        """Return the factors, and whether each matrix is positive definite, ``(n,)``."""
-
-    def solved(self, factor: Factor, z: Tensor) -> Tensor:
-        """Return ``z`` divided by the matrix, ``(n, m)``."""
-
-    def spread(self, factor: Factor, z: Tensor) -> Tensor:
-        """Return draws with the inverse as covariance from standard normal ones, ``(n, m)``."""
-
-    def inverted(self, matrix: Tensor, factor: Factor) -> Tensor:
-        """Return the entries of the inverse that the structure holds, weighted for a trace."""
-
-    def half_log_det(self, factor: Factor) -> Tensor:
-        """Return half the log determinant, ``(n,)``."""
 
 
 class DiagonalBlocks:
@@ -369,6 +330,10 @@ class Band:
 
     def _scattered(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), -1)[:, : self.size]
+
+
+Structure = DiagonalBlocks | Band
+"""What is known of the zeros of ``n`` symmetric matrices ``(m, m)``, and how they are stored and factorised."""
 
 
 def _filled_up(x: Tensor, length: int, from_first: bool) -> Tensor:
