@@ -80,7 +80,7 @@ class DiagonalBlocks:
         """Return ``z`` divided by the transposed factor: standard normal draws get the inverse as covariance."""
         return self.scattered(torch.linalg.solve_triangular(factor.mT, self.gathered(z), upper=True))
 
-    def factorised(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def factorised(self, blocks: Tensor) -> tuple[Factor, Tensor]:
         """Return Cholesky factors ``(n, G, b, b)``, and whether all blocks of a row are positive definite, ``(n,)``."""
         if self.width == 1:
             return blocks.sqrt(), blocks.flatten(1).amin(1) > 0
@@ -251,7 +251,7 @@ class Band:
         found = found + torch.cat([torch.zeros_like(x[:, :1]), below @ x[:, :-1]], 1)
         return self._scattered(found + torch.cat([below.mT @ x[:, 1:], torch.zeros_like(x[:, :1])], 1))
 
-    def factorised(self, band: Tensor) -> tuple[list[_Level], Tensor]:
+    def factorised(self, band: Tensor) -> tuple[Factor, Tensor]:
         """Return the levels of the reduction, and whether each matrix is positive definite, ``(n,)``."""
         diagonal, below = band[:, :, 0], band[:, :-1, 1]
         levels, worst = [], []

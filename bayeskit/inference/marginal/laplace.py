@@ -71,8 +71,9 @@ class LaplaceIntegral(SearchedIntegral):
     def separate_scales(self, modes: InnerModes) -> Tensor | None:
         """Return standard deviations of coordinates ``(n, m)`` if each is a group of its own, else None."""
         structure = self.hessian.structure
-        is_separate = isinstance(structure, DiagonalBlocks) and structure.is_separate
-        return structure.scattered(1 / modes.factor) if is_separate else None
+        if isinstance(structure, DiagonalBlocks) and structure.is_separate:
+            return structure.scattered(1 / modes.factor)
+        return None
 
 
 def is_at_mode(decrement: Tensor, num_inner: int) -> Tensor:

@@ -67,7 +67,8 @@ def select_integral(density: InnerDensity) -> IntegralSelection:
         hessian = find_hessian(samples)
         kind = _kind_of(hessian, samples)
     integral = _started(kind, hessian, candidates)
-    start, problems = integral.prediction.reference, ()
+    start = integral.prediction.reference
+    problems: tuple[str, ...] = ()
     if isinstance(integral, LaplaceIntegral):
         problems = _several_modes(integral, torch.cat([start.unsqueeze(0), candidates[1:]]), z)
     return IntegralSelection(integral=integral, start=start, independent_sites=independent, problems=problems)
