@@ -10,7 +10,7 @@ from bayeskit.inference import samplers as samplers
 from bayeskit.inference.amortization import AmortizedPosterior as AmortizedPosterior
 from bayeskit.inference.amortization import amortize as amortize
 from bayeskit.inference.experiments import information as information
-from bayeskit.inference.marginalization import marginalize as marginalize
+from bayeskit.inference.marginal import marginalize as marginalize
 from bayeskit.inference.samplers import HMC as HMC
 from bayeskit.inference.samplers import NUTS as NUTS
 from bayeskit.inference.samplers import sample as sample

@@ -42,7 +42,9 @@ def unmarked(trees: Modules) -> list[str]:
         for name, tree in trees.items()
         for node in tree.body
         if not any(part.startswith("_") for part in name.split("."))
-        and isinstance(node, DEFINITIONS) and not node.name.startswith("_") and node.name not in exported(tree)
+        and isinstance(node, DEFINITIONS)
+        and not node.name.startswith("_")
+        and node.name not in exported(tree)
     ]
 
 

@@ -45,7 +45,6 @@ MODULES = {
         "inference.generalized.variational",
         "inference.hypergradients",
         "inference.kernel_discrepancy",
-        "inference.marginalization",
         "models.discrete.autoencoders",
         "models.discrete.belief_network",
         "models.discrete.block_model",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,45 +13,6 @@ __all__ = ["Band", "BandStencil", "DiagonalBlocks", "Factor", "Stencil", "Struct
 
 Factor = Any
 """A factorised matrix, as its structure made it."""
-
-
-class Structure(Protocol):
-    """What is known of the zeros of ``n`` symmetric matrices ``(m, m)``, and how they are stored and factorised."""
-
-    @property
-    def description(self) -> str:
-        """The structure in words."""
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether all entries may differ from zero."""
-
-    def completed(self, matrix: Tensor) -> Tensor:
-        """Return matrices that can be factorised."""
-
-    def identity(self, like: Tensor) -> Tensor:
-        """Return the identity."""
-
-    def scale(self, matrix: Tensor) -> Tensor:
-        """Return the largest entry of the diagonal, ``(n,)``."""
-
-    def times(self, matrix: Tensor, z: Tensor) -> Tensor:
-        """Return the product with a vector, ``(n, m)``."""
-
-    def factorised(self, matrix: Tensor) -> tuple[Factor, Tensor]:
-        """Return the factors, and whether each matrix is positive definite, ``(n,)``."""
-
-    def solved(self, factor: Factor, z: Tensor) -> Tensor:
-        """Return ``z`` divided by the matrix, ``(n, m)``."""
-
-    def spread(self, factor: Factor, z: Tensor) -> Tensor:
-        """Return draws with the inverse as covariance from standard normal ones, ``(n, m)``."""
-
-    def inverted(self, matrix: Tensor, factor: Factor) -> Tensor:
-        """Return the entries of the inverse that the structure holds, weighted for a trace."""
-
-    def half_log_det(self, factor: Factor) -> Tensor:
-        """Return half the log determinant, ``(n,)``."""
 
 
 class DiagonalBlocks:
@@ -119,7 +80,7 @@ class DiagonalBlocks:
         """Return ``z`` divided by the transposed factor: standard normal draws get the inverse as covariance."""
         return self.scattered(torch.linalg.solve_triangular(factor.mT, self.gathered(z), upper=True))
 
-    def factorised(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def factorised(self, blocks: Tensor) -> tuple[Factor, Tensor]:
         """Return Cholesky factors ``(n, G, b, b)``, and whether all blocks of a row are positive definite, ``(n,)``."""
         if self.width == 1:
             return blocks.sqrt(), blocks.flatten(1).amin(1) > 0
@@ -290,7 +251,7 @@ class Band:
         found = found + torch.cat([torch.zeros_like(x[:, :1]), below @ x[:, :-1]], 1)
         return self._scattered(found + torch.cat([below.mT @ x[:, 1:], torch.zeros_like(x[:, :1])], 1))
 
-    def factorised(self, band: Tensor) -> tuple[list[_Level], Tensor]:
+    def factorised(self, band: Tensor) -> tuple[Factor, Tensor]:
         """Return the levels of the reduction, and whether each matrix is positive definite, ``(n,)``."""
         diagonal, below = band[:, :, 0], band[:, :-1, 1]
         levels, worst = [], []
@@ -369,6 +330,10 @@ class Band:
 
     def _scattered(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), -1)[:, : self.size]
+
+
+Structure = DiagonalBlocks | Band
+"""What is known of the zeros of ``n`` symmetric matrices ``(m, m)``, and how they are stored and factorised."""
 
 
 def _filled_up(x: Tensor, length: int, from_first: bool) -> Tensor:

@@ -28,7 +28,7 @@ from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of, html_tables, text_lines
 from bayeskit.inference.known_modes import KnownModes, ModeCheck, WeightedMode, remembered_checks
-from bayeskit.inference.marginalization import LaplaceCorrection
+from bayeskit.inference.marginal.correction import LaplaceCorrection
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target, require_target
 

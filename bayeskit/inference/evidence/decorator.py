@@ -24,7 +24,7 @@ from bayeskit.inference.evidence.judging.chains import posterior_problems
 from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register, split_refusal
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.marginalization import LaplaceCorrection
+from bayeskit.inference.marginal.correction import LaplaceCorrection
 from bayeskit.inference.samplers import Ladder, sample
 from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun

@@ -17,7 +17,7 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import with_error
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.modes import ObjectiveFunction, find_modes, likelihood, posterior
-from bayeskit.inference.marginalization import MarginalTarget, marginalize
+from bayeskit.inference.marginal.target import MarginalTarget, marginalize
 from bayeskit.inference.optimize import quartile_distance, refine_mode
 from bayeskit.inference.samplers.starts import CANDIDATES, prior_positions, starting_points
 from bayeskit.logdensity.target import Target
@@ -215,7 +215,7 @@ def maximize(
     Parameters
     ----------
     target : Target
-        Of a Pyro model. A :class:`~bayeskit.inference.marginalization.MarginalTarget` over ``over``, or a target that
+        Of a Pyro model. A :class:`~bayeskit.inference.marginal.MarginalTarget` over ``over``, or a target that
         has no other site, is maximised as it is.
     over : str or sequence of str
         Sites that are estimated.

@@ -147,7 +147,7 @@ class ConjugateCoordinates:
     """Independent coordinates, each of a conjugate family, whose parameters follow from slopes at two points."""
 
     def __init__(self, groups: Sequence[_Group], start: Tensor) -> None:
-        self._groups, self._start = tuple(groups), start
+        self._groups, self.start = tuple(groups), start
 
     @property
     def description(self) -> str:
@@ -160,7 +160,7 @@ class ConjugateCoordinates:
         Parameters are found from slopes at two points, and lose digits where both are far from the mode; so they are
         found again there.
         """
-        start = self._start.expand(num_rows, -1)
+        start = self.start.expand(num_rows, -1)
         if len(self._groups) == 1:
             return _around(_fitted(self._groups[0].family, slope, start))
         points = start.expand(3, -1, -1).clone()
@@ -227,16 +227,8 @@ def conjugate_coordinates(
     A family is tested at up to five widths around its mode, where the density is not negligible: what a slope misses,
     times the width, is an error in nats.
 
-    Parameters
-    ----------
-    slope : callable
-        The gradient of the log density by all coordinates at ``(n, m)``, for n vectors of the others.
-    start : Tensor
-        Near the modes, ``(m,)``.
-    num_rows : int
-        n.
-    num_sticks : Tensor
-        Number of coordinates of a simplex from each one to its last, ``(m,)``; zero for those of no simplex.
+    ``slope`` is the gradient of the log density at ``(n, m)``, ``start`` ``(m,)`` is near the modes, and ``num_sticks``
+    ``(m,)`` is the number of coordinates of a simplex from each to its last, zero for those of no simplex.
     """
     is_stick, offset = num_sticks > 0, num_sticks.clamp(min=1).to(start).log()
     eps, left, groups = torch.finfo(start.dtype).eps, torch.ones_like(start, dtype=torch.bool), []
