@@ -90,6 +90,14 @@ def _fewer_draws(target: Target, parts: Parts) -> Draws:
     return draws.thin(max(1, draws.log_likelihood.numel() // wanted))
 
 
+def _ordinates_compared(target: Target, parts: Parts, seed: int) -> PredictiveScore:
+    return conditional_predictive_ordinates(target, _fewer_draws(target, parts))
+
+
+def _density_compared(target: Target, parts: Parts, seed: int) -> PredictiveScore:
+    return pointwise_predictive_density(target, _fewer_draws(target, parts))
+
+
 def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> PredictiveScore:
     """Return the score that sums ``sign log mean(likelihood ** sign)``, ``sign`` 1 or -1, over observations."""
     observations = Observations(target)
@@ -182,7 +190,7 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=lambda target, parts, seed: conditional_predictive_ordinates(target, _fewer_draws(target, parts)),
+    by=_ordinates_compared,
 )
 def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pseudo-marginal likelihood: the sum of log densities of each observation given all others.
@@ -248,7 +256,7 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=lambda target, parts, seed: pointwise_predictive_density(target, _fewer_draws(target, parts)),
+    by=_density_compared,
 )
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pointwise predictive density: the sum of log posterior means of each observation's likelihood.
