@@ -88,7 +88,7 @@ def estimator(
 
     def decorate(function: F) -> F:
         from_posterior = functools.partial(_from_posterior, function, mixing)
-        estimate = from_posterior if Part.POSTERIOR in needs else function
+        estimate: Callable[..., Any] = from_posterior if Part.POSTERIOR in needs else function
 
         @functools.wraps(function)
         def judged(target: Target, *given: Any, **named: Any) -> Any:
