@@ -382,7 +382,8 @@ ELSEWHERE = {
         models.discrete.permutations.relaxations: Relaxation
         inference.generalized.coverage: ReplicatePosteriors
         inference.samplers.smc: SMCInfo SMCRun SMCState
-        inference.held_out.annealing: Sandwich sigmoid_schedule
+        inference.held_out.annealing: Sandwich
+        inference.samplers.weighted_particles: sigmoid_schedule
         models.discrete.sequences.chains: Semiring
         inference.gradients.space: Space
         inference.objectives.thermodynamic: TemperatureSchedule

@@ -1,4 +1,4 @@
-"""Weighted particles: effective sample size, next temperature, and resampling.
+"""Weighted particles: effective sample size, schedules of temperatures, reweighting and resampling.
 
 Log weights are normalised over the last dimension, the particle.
 """
@@ -15,12 +15,14 @@ __all__ = [
     "effective_share",
     "next_temperature",
     "reweighted",
+    "sigmoid_schedule",
     "standardised",
     "systematic",
 ]
 
 
 _BISECTIONS = 60
+_STEEPNESS = 4.0  # of the sigmoid schedule
 
 
 def effective_share(log_weight: Tensor) -> Tensor:
@@ -53,6 +55,23 @@ def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, t
         low, high = torch.where(good, middle, low), torch.where(good, high, middle)
     # The upper end of this bracket is positive even if the lower end is still zero.
     return torch.where(whole, torch.ones_like(beta), beta + torch.where(low > 0, low, high))
+
+
+def sigmoid_schedule(num_temperatures: int) -> Tensor:
+    """Return ``num_temperatures + 1`` inverse temperatures from 0 to 1, dense at both ends.
+
+    References
+    ----------
+    Wu, Y., Burda, Y., Salakhutdinov, R., Grosse, R. (2017). On the quantitative analysis of decoder-based generative
+    models. ICLR.
+
+    Examples
+    --------
+    >>> sigmoid_schedule(2)
+    tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    raw = torch.linspace(-_STEEPNESS, _STEEPNESS, num_temperatures + 1, dtype=torch.float64).sigmoid()
+    return (raw - raw[0]) / (raw[-1] - raw[0])
 
 
 def reweighted(log_weight: Tensor, log_ratio: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
