@@ -10,9 +10,10 @@ from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, Minib
 from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
 from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
 from bayeskit.inference.samplers.population_moves import PopulationHMC
+from bayeskit.inference.samplers.populations import PopulationMoves, ResampleMove, SMCInfo, SMCState
 from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
 from bayeskit.inference.samplers.sampling import sample
-from bayeskit.inference.samplers.smc import SMCInfo, SMCRun, SMCSchedule, SMCState, Stage, sample_smc
+from bayeskit.inference.samplers.smc import SMCRun, SMCSchedule, Stage, sample_smc
 from bayeskit.inference.samplers.stochastic_gradient import (
     SGHMC,
     SGLD,
@@ -49,7 +50,9 @@ __all__ = [
     "Outcome",
     "Polynomial",
     "PopulationHMC",
+    "PopulationMoves",
     "PreconditionedSGLD",
+    "ResampleMove",
     "RunSettings",
     "SGHMC",
     "SGLD",
@@ -58,7 +61,6 @@ __all__ = [
     "SMCSchedule",
     "SMCState",
     "Stage",
-    "WeightedRows",
     "drive",
     "run",
     "sample",
@@ -67,4 +69,5 @@ __all__ = [
     "sample_smc",
     "sample_stochastic_gradient",
     "sample_with_pyro",
+    "WeightedRows",
 ]
