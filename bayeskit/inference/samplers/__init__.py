@@ -6,7 +6,7 @@ from bayeskit.inference.samplers.driver import Algorithm, Control, Outcome, driv
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.ladder import Exchange, Ladder, sample_ladder
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget, WeightedRows
+from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
 from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
 from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
 from bayeskit.inference.samplers.population_moves import PopulationHMC
@@ -69,5 +69,4 @@ __all__ = [
     "sample_smc",
     "sample_stochastic_gradient",
     "sample_with_pyro",
-    "WeightedRows",
 ]
