@@ -358,7 +358,6 @@ ELSEWHERE = {
         inference.samplers.adaptation: Adaptation AdaptationState ChEES LongestAxis
         inference.samplers.driver: Algorithm Control Outcome drive
         models.vae.generative_model: Autoencoder GenerativeModel
-        inference.generalized.cross_validation: Carriage
         models.discrete.sequences.hidden_markov: CategoricalEmission Emission GaussianEmission
         inference.samplers.chains: Chains RunSettings run
         models.discrete.sequences.change_points: ChangePointPrior NegativeBinomialLengths NumberOfChanges
@@ -393,8 +392,10 @@ ELSEWHERE = {
         inference.generalized.martingale: Predictive
         models.discrete.permutations.relaxations: Relaxation
         inference.generalized.coverage: ReplicatePosteriors
-        inference.samplers.smc: SMCInfo SMCRun SMCState
-        inference.held_out.annealing: Sandwich sigmoid_schedule
+        inference.samplers.populations: PopulationMoves ResampleMove SMCInfo SMCState
+        inference.samplers.smc: SMCRun
+        inference.held_out.annealing: Sandwich
+        inference.samplers.weighted_particles: sigmoid_schedule
         models.discrete.sequences.chains: Semiring
         inference.gradients.space: Space
         inference.objectives.thermodynamic: TemperatureSchedule

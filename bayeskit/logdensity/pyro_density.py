@@ -1233,11 +1233,6 @@ class SubsampledDensity:
         """Sites whose prior is flat or masked."""
         return self._density.improper_sites
 
-    @property
-    def can_sample_prior(self) -> bool:
-        """Whether the draws of the sites follow their density."""
-        return not self.improper_sites
-
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw vectors from the prior, shape ``(num_draws, dim)``."""
         with self._at(self._first_rows()):

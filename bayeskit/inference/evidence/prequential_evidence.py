@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bayeskit.core.evaluation import Evaluator
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import ModelError, SettingsError, ShapeError
@@ -20,25 +18,9 @@ from bayeskit.inference.evidence.judging.belonging import NO_PRIOR_DRAWS
 from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.sequential import (
-    average,
-    crossed_metrics,
-    fewer_and_larger,
-    finished_run,
-    next_step,
-)
-from bayeskit.inference.samplers.smc import (
-    PLANNED_CALLS,
-    PopulationMoves,
-    SMCInfo,
-    SMCState,
-    count_distinct,
-    first_step_size,
-    resample,
-    start_populations,
-)
-from bayeskit.inference.samplers.weighted_particles import effective_share, reweighted
-from bayeskit.logdensity.combinators import Weighted
+from bayeskit.inference.evidence.sequential import average, fewer_and_larger, finished_run
+from bayeskit.inference.samplers.populations import ResampleMove, SMCInfo, start_populations
+from bayeskit.inference.samplers.weighted_data import DataPopulations, WeightedData, carry
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -47,11 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["PrequentialEvidence", "prequential", "prequential_refusal"]
 
 
-_MOVE_BELOW = 0.5
-_PROBES = 4
 #: Largest number of log likelihoods, of each observation at each particle, in a comparison: 128 MiB.
 _MOST_TERMS = 2**24
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,31 +170,44 @@ def prequential(
     """
     num_particles = whole_number("num_particles", num_particles, 8)
     num_replicates = whole_number("num_replicates", num_replicates, 2)
-    ess_threshold = real_number("ess_threshold", ess_threshold, "(0, 1)")
+    steps = ResampleMove(ess_threshold)
     seed = whole_number("seed", seed)
     generator = new_generator(seed, target.device, stream="prequential")
     with one_thread(), torch.no_grad():
-        data = _Data(target, site)
-        come = _as_order(order, data)
-        populations = _Populations(
-            data, start_populations(target, num_replicates, num_particles, generator), ess_threshold
-        )
+        data, has_start = _data(target, site)
+        come = _as_order(order, data.num_data, has_start)
+        particles = start_populations(target, num_replicates, num_particles, generator)
+        state = DataPopulations.at(data, particles, 0.0)
+        totals: list[Tensor] = []  # of each observation, (r,)
+        infos: list[SMCInfo] = []
+        correlations: list[Tensor] = []
         with progress_bar("prequential", len(come), progress) as bar:
             for done, datum in enumerate(come):
-                populations.take_in(datum, generator)
+                weights = state.data_weights.clone()
+                weights[:, datum] = 1.0
+                carried = carry(data, state, weights, steps, generator, is_common=True)
+                state = carried.state
+                totals.append(carried.log_ratio)
+                infos += carried.infos
+                correlations += carried.correlations
                 bar.update(done + 1)
-    info = SMCInfo(*(torch.stack(column, 1) for column in zip(*populations.stages, strict=True)))
-    settings = {"sampler": "prequential", "seed": seed, "ending": "finished"}
-    final = populations.particles._replace(log_likelihood=populations.log_likelihood().to(target.dtype))
-    run = finished_run(target, final, info, populations.step_size, populations.num_evaluations, settings)
-    run = replace(run, correlation=torch.stack(populations.correlations) if populations.correlations else None)
+    run = finished_run(
+        target,
+        state.particles._replace(log_likelihood=state.pointwise.sum(-1).to(target.dtype)),
+        SMCInfo(*(torch.stack(column, 1) for column in zip(*infos, strict=True))),
+        state.step_size,
+        state.num_evaluations + particles.log_weight.numel(),  # the prior draws were evaluated twice
+        {"sampler": "prequential", "seed": seed, "ending": "finished"},
+        torch.ones(len(infos)),
+        torch.stack(correlations) if correlations else None,
+    )
     whole = Diagnostics(target).judge(from_draws(average(target, run, "prequential"), run.draws))
-    increments = torch.stack(populations.increments, 1)  # (r, n)
+    increments = torch.stack(totals, 1)  # (r, n)
     # Averages of evidence estimates, not of their logs, which would be biased.
     curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)
     each = curve.diff(prepend=curve.new_zeros(1))
     errors = increments.std(0) / math.sqrt(num_replicates)
-    first = int(data.has_start)
+    first = int(has_start)
     return PrequentialEvidence(
         **vars(whole),
         predictives=each[first:],
@@ -229,7 +221,7 @@ def prequential_refusal(target: Target) -> str | None:
     if not target.can_sample_prior:
         return NO_PRIOR_DRAWS
     try:
-        _Data(target, None)
+        WeightedData(target)
     except ModelError as error:
         return str(error)
     return None
@@ -239,7 +231,7 @@ def _refusal(target: Target, parts: Parts) -> str | None:
     """Return the reason why a comparison leaves the method out."""
     if (reason := prequential_refusal(target)) is not None:
         return reason
-    num_data, sizes = _Data(target, None).num_data, fewer_and_larger(parts.budget.smc)
+    num_data, sizes = WeightedData(target).num_data, fewer_and_larger(parts.budget.smc)
     num_particles = sizes["num_particles"] * sizes["num_replicates"]
     if num_data * num_particles <= _MOST_TERMS:
         return None
@@ -249,102 +241,25 @@ def _refusal(target: Target, parts: Parts) -> str | None:
     )
 
 
-class _Data:
-    """The observations of a target, which count as often as weights say."""
-
-    def __init__(self, target: Target, site: str | None) -> None:
-        self.target, self.site = target, site
-        generator = new_generator(0, stream="probes of the likelihood")
-        probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64)
-        probe = probe.to(target.device, target.dtype)
-        pointwise = target.pointwise_log_likelihood(probe)
-        if site is not None and site not in pointwise:
-            raise SettingsError(f"there is no observed site {site!r}; there are: {', '.join(pointwise)}")
-        self.has_start = site is not None and len(pointwise) > 1
-        _check_sum(pointwise, target.log_likelihood(probe))
-        self.num_data = self.each(target.density.pointwise(probe[0])).numel()
-        self._weighted = Weighted(target, self.each, self.num_data)
-
-    def each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
-        """Return the log likelihood of each observation, ``(n,)``; those of other sites are the first, as one."""
-        if not self.has_start or self.site is None:
-            return torch.cat([x.reshape(-1) for x in pointwise.values()])
-        others = sum(x.sum() for name, x in pointwise.items() if name != self.site)
-        return torch.cat([torch.as_tensor(others).reshape(1), pointwise[self.site].reshape(-1)])
-
-    def at(self, position: Tensor) -> Tensor:
-        """Return the log likelihood of each observation, ``(r, n, d) -> (r, n, data)``; what is no number is zero."""
-        pointwise = self.target.pointwise_log_likelihood(position.flatten(0, 1))
-        each = torch.func.vmap(self.each)(pointwise).to(torch.float64)
-        each = each.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-        return each.reshape(*position.shape[:2], -1)
-
-    def seen(self, weights: Tensor, num_particles: int) -> Evaluator:
-        """Return the evaluation of populations that have seen what ``weights (r, data)`` say."""
-        return self._weighted.given(weights).evaluator(len(weights) * num_particles, PLANNED_CALLS)
+def _data(target: Target, site: str | None) -> tuple[WeightedData, bool]:
+    """Return the data one by one, and whether the first is all observations of sites other than ``site``."""
+    whole = WeightedData(target)
+    if site is None:
+        return whole, False
+    if site not in whole.counts:
+        raise SettingsError(f"there is no observed site {site!r}; there are: {', '.join(whole.counts)}")
+    if len(whole.counts) == 1:
+        return whole, False
+    labels = [torch.arange(1, n + 1) if name == site else torch.zeros(n).long() for name, n in whole.counts.items()]
+    return WeightedData(target, torch.cat(labels)), True
 
 
-class _Populations:
-    """Particles that take in one observation after the other, and what has happened to them."""
-
-    def __init__(self, data: _Data, particles: SMCState, ess_threshold: float) -> None:
-        self._data, self._threshold, self._moves = data, ess_threshold, PopulationMoves()
-        self.particles, self.step_size = particles, first_step_size(particles)
-        self._pointwise = data.at(particles.position)
-        like = {"dtype": torch.float64, "device": particles.position.device}
-        self._weights = torch.zeros(len(particles.position), data.num_data, **like)  # type: ignore[call-overload]
-        self.increments: list[Tensor] = []  # of each observation, (r,)
-        self.stages: list[SMCInfo] = []
-        self.correlations: list[Tensor] = []
-        self.num_evaluations = 2 * particles.log_weight.numel()
-
-    def take_in(self, datum: int, generator: torch.Generator) -> None:
-        """Let one observation count."""
-        r = len(self._weights)
-        total = torch.zeros_like(self._weights[:, 0])
-        while bool((self._weights[:, datum] < 1).any()):
-            covered, log_ratio = self._weights[:, datum], self._pointwise[..., datum]
-            reached = next_step(self.particles.log_weight, log_ratio, covered, self._threshold)
-            log_weight, increment, left = reweighted(self.particles.log_weight, log_ratio, reached - covered)
-            self.particles = self.particles._replace(log_weight=log_weight)
-            self._weights = self._weights.index_copy(
-                1, torch.tensor([datum], device=reached.device), reached.unsqueeze(1)
-            )
-            total = total + increment
-            share = effective_share(self.particles.log_weight)
-            accepted, diverging = torch.ones(2, r, dtype=torch.float64, device=total.device)
-            if float(share.mean()) < _MOVE_BELOW:
-                accepted, diverging = self._move(generator)
-            ancestors = count_distinct(self.particles.ancestor.sort(-1).values)
-            self.stages.append(SMCInfo(increment, left, share, accepted, diverging, ancestors))
-        self.increments.append(total)
-
-    def log_likelihood(self) -> Tensor:
-        """Return the log likelihood of what has been seen, ``(r, n)``."""
-        weights = self._weights.unsqueeze(1)
-        return torch.where(weights > 0, weights * self._pointwise, 0.0).sum(-1)
-
-    def _move(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Resample and move all particles; return how often they accepted and diverged."""
-        dtype = self.particles.position.dtype
-        particles = self.particles._replace(log_likelihood=self.log_likelihood().to(dtype))
-        metric = crossed_metrics(particles)
-        particles = resample(particles, generator)
-        evaluate = self._data.seen(self._weights, particles.log_weight.shape[1])
-        moved = self._moves.run(evaluate, particles, metric, self.step_size, generator)
-        self.particles, self.step_size = moved.particles, moved.step_size
-        self._pointwise = self._data.at(self.particles.position)
-        self.correlations.append(moved.correlation)
-        self.num_evaluations += moved.num_evaluations + particles.log_weight.numel()
-        return moved.acceptance_rate.to(torch.float64), moved.diverging.to(torch.float64)
-
-
-def _as_order(order: Any, data: _Data) -> list[int]:
+def _as_order(order: Any, num_data: int, has_start: bool) -> list[int]:
     """Return which observation comes when, those of other sites first."""
-    first = int(data.has_start)
-    count = data.num_data - first
+    first = int(has_start)
+    count = num_data - first
     if order is None:
-        return list(range(data.num_data))
+        return list(range(num_data))
     try:
         chosen = torch.as_tensor(order)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -354,13 +269,3 @@ def _as_order(order: Any, data: _Data) -> list[int]:
     if tuple(chosen.shape) != (count,) or sorted(chosen.tolist()) != list(range(count)):
         raise ShapeError(f"order must be a permutation of the {count} observations, not of shape {tuple(chosen.shape)}")
     return [*range(first), *(int(i) + first for i in chosen)]
-
-
-def _check_sum(pointwise: Mapping[str, Tensor], whole: Tensor) -> None:
-    total = torch.stack([x.reshape(len(x), -1).sum(1) for x in pointwise.values()]).sum(0)
-    off = (total - whole).abs() > _TOLERANCE[whole.dtype] * (1 + whole.abs())
-    if bool((off & total.isfinite() & whole.isfinite()).any()):
-        raise ModelError(
-            f"the log likelihoods of the observations of {', '.join(map(repr, pointwise))} do not add up to the whole, "
-            "so they cannot be predicted one by one; put each part of the likelihood in its own site"
-        )

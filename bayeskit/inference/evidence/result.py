@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from bayeskit.core.page import Listed, result_html
 from bayeskit.core.texts import with_error
@@ -11,8 +12,49 @@ from bayeskit.core.texts import with_error
 __all__ = ["Evidence", "PredictiveScore"]
 
 
+class _Estimate:
+    """A number in nats with its Monte Carlo standard error, its cost, and what its diagnostics found."""
+
+    _name: ClassVar[str]  # of the field with the number
+    method: str
+    standard_error: float
+    num_evaluations: int
+    warnings: tuple[str, ...]
+    seconds: float
+
+    @property
+    def value(self) -> float:
+        """The number estimated, in nats."""
+        return float(getattr(self, self._name))
+
+    @property
+    def trusted(self) -> bool:
+        """True if no diagnostic found a problem."""
+        return not self.warnings and math.isfinite(self.value) and math.isfinite(self.standard_error)
+
+    def interval(self, z: float = 1.959963984540054) -> tuple[float, float]:
+        """Return the normal interval of ``z`` standard errors, 95 % by default."""
+        return self.value - z * self.standard_error, self.value + z * self.standard_error
+
+    def _text(self, flag: str) -> str:
+        return f"{self.method}: {self._name.replace('_', ' ')} {with_error(self.value, self.standard_error)}{flag}"
+
+    def _repr_html_(self) -> str:
+        count = len(self.warnings)
+        remarks = [(self.method, why) for why in self.warnings]
+        folded = [Listed(f"{count} warning{'s' * (count > 1)}", remarks)] if count else []
+        cost = f"{self.num_evaluations} evaluations" + (f", {self.seconds:.1f} seconds" if self.seconds else "")
+        return result_html(self._text("" if self.trusted else ", not trusted"), folded=folded, notes=[cost])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return self._text("" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings))
+
+
 @dataclass(frozen=True, repr=False)
-class Evidence:
+class Evidence(_Estimate):
     """An estimate of the log marginal likelihood.
 
     Attributes
@@ -44,6 +86,8 @@ class Evidence:
     (-94.0878, -94.0722)
     """
 
+    _name = "log_evidence"
+
     method: str
     log_evidence: float
     standard_error: float
@@ -52,31 +96,9 @@ class Evidence:
     diagnostics: dict[str, float] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
 
-    @property
-    def trusted(self) -> bool:
-        """True if no diagnostic found a problem."""
-        return not self.warnings and math.isfinite(self.log_evidence) and math.isfinite(self.standard_error)
-
-    def interval(self, z: float = 1.959963984540054) -> tuple[float, float]:
-        """Return the normal interval of ``z`` standard errors, 95 % by default."""
-        return self.log_evidence - z * self.standard_error, self.log_evidence + z * self.standard_error
-
-    def _repr_html_(self) -> str:
-        return _html(self, "log evidence", self.log_evidence)
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        return f"{self.method}: log evidence {with_error(self.log_evidence, self.standard_error)}{flag}"
-
-
-# Predictive scores, which do not estimate the log evidence.
-
 
 @dataclass(frozen=True, repr=False)
-class PredictiveScore:
+class PredictiveScore(_Estimate):
     """A sum of log predictive densities of the data.
 
     The score ranks models; it does not estimate the log evidence.
@@ -108,6 +130,8 @@ class PredictiveScore:
     (-71.3392, -71.2608, True)
     """
 
+    _name = "predictive_score"
+
     method: str
     predictive_score: float
     standard_error: float
@@ -115,32 +139,3 @@ class PredictiveScore:
     warnings: tuple[str, ...] = ()
     diagnostics: dict[str, float] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def trusted(self) -> bool:
-        """True if no diagnostic found a problem."""
-        return not self.warnings and math.isfinite(self.predictive_score) and math.isfinite(self.standard_error)
-
-    def interval(self, z: float = 1.959963984540054) -> tuple[float, float]:
-        """Return the normal interval of ``z`` standard errors, 95 % by default."""
-        return self.predictive_score - z * self.standard_error, self.predictive_score + z * self.standard_error
-
-    def _repr_html_(self) -> str:
-        return _html(self, "predictive score", self.predictive_score)
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        return f"{self.method}: predictive score {with_error(self.predictive_score, self.standard_error)}{flag}"
-
-
-def _html(z: Evidence | PredictiveScore, name: str, value: float) -> str:
-    """Return the estimate as a fragment: the number, its cost, and its warnings folded."""
-    trust = "" if z.trusted else ", not trusted"
-    text = f"{z.method}: {name} {with_error(value, z.standard_error)}{trust}"
-    count = len(z.warnings)
-    listed = [Listed(f"{count} warning{'s' * (count > 1)}", [(z.method, why) for why in z.warnings])] if count else []
-    cost = f"{z.num_evaluations} evaluations" + (f", {z.seconds:.1f} seconds" if z.seconds else "")
-    return result_html(text, folded=listed, notes=[cost])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeskit.core.convergence import MIN_EFFECTIVE
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import replicates_log_mean_error
 from bayeskit.draws import Draws
@@ -25,39 +24,17 @@ from bayeskit.inference.evidence.judging.diagnostics import from_draws
 from bayeskit.inference.evidence.judging.missed_mass import unreached_by_moves
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.samplers.driver import Control, Ending, Outcome, Records, drive, obey
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.smc import (
-    PopulationMoves,
-    SMCInfo,
-    SMCRun,
-    SMCState,
-    at_temperatures,
-    count_distinct,
-    first_step_size,
-    learn_metric,
-    resample,
-    sample_smc,
-    start_populations,
-)
-from bayeskit.inference.samplers.weighted_particles import (
-    conditional_share,
-    effective_share,
-    next_temperature,
-    reweighted,
-)
+from bayeskit.inference.samplers.driver import Control, drive, obey
+from bayeskit.inference.samplers.populations import PopulationMoves, ResampleMove, SMCInfo, SMCState, resample
+from bayeskit.inference.samplers.smc import AdaptiveTempering, SMCRun, sample_smc
 from bayeskit.logdensity.target import Target
 
 __all__ = [
-    "fewer_and_larger",
-    "AdaptivePopulations",
-    "AdaptiveState",
     "MIN_REPLICATES",
     "adaptive_smc",
     "average",
-    "crossed_metrics",
+    "fewer_and_larger",
     "finished_run",
-    "next_step",
     "sequential_refusal",
     "smc",
 ]
@@ -220,38 +197,6 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
     }
 
 
-# Steps and metrics that all populations have in common.
-
-
-def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold: float) -> Tensor:
-    """Return the next common point ``(r,)`` of all populations on the way to one, from log weights ``(r, n)``."""
-    # A number of steps chosen from a population's own particles biases its evidence downward; the bias of a common
-    # choice decreases with the number of populations. ``covered`` holds equal numbers.
-    weight = (log_weight.flatten() - math.log(len(log_weight))).unsqueeze(0)
-    ratio, at = log_ratio.flatten().unsqueeze(0), covered[:1]
-    whole = (1 - at).unsqueeze(-1)
-    change = torch.where(whole > 0, whole * ratio, 0.0)
-    if bool((conditional_share(weight, change) >= threshold).all()):
-        return torch.ones_like(covered)  # as it is for most of many data
-    if bool(((ratio == -torch.inf) | (weight == -torch.inf)).all()):
-        return torch.ones_like(covered)
-    return next_temperature(weight, ratio, at, threshold).expand_as(covered).clone()
-
-
-def crossed_metrics(particles: SMCState) -> Metric:
-    """Learn a metric for each half of the populations from the weighted particles of the other half."""
-    # Estimating the metric from the particles that it moves biases the evidence downward.
-    r = len(particles.position)
-    half = (r + 1) // 2
-    learnt = [
-        learn_metric(x.flatten(0, 1), (log_weight - math.log(len(log_weight))).flatten())
-        for x, log_weight in zip(particles.position.split(half), particles.log_weight.split(half), strict=True)
-    ]
-    # A single population has to use its own particles.
-    factors = [learnt[-1].factor] * half + [learnt[0].factor] * (r - half)
-    return Metric(torch.stack(factors), learnt[0].is_dense)
-
-
 def finished_run(
     target: Target,
     particles: SMCState,
@@ -259,6 +204,8 @@ def finished_run(
     step_size: Tensor,
     num_gradients: int,
     settings: dict[str, Any],
+    beta: Tensor,
+    correlation: Tensor | None,
 ) -> SMCRun:
     """Return the run of populations that reached the posterior; its draws are their particles, resampled."""
     generator = new_generator(settings["seed"], target.device, "draws of populations")
@@ -274,7 +221,7 @@ def finished_run(
         settings,
         target,
     )
-    return SMCRun(draws, None, torch.ones(info.log_increment.shape[1]), info, float(particles.undefined_share))
+    return SMCRun(draws, None, beta, info, float(particles.undefined_share), correlation=correlation)
 
 
 # Adaptive sequential Monte Carlo: temperatures are chosen during the run, without a pilot.
@@ -362,97 +309,27 @@ def adaptive_smc(
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.trusted
     (True, True)
     """
+    num_particles = whole_number("num_particles", num_particles, 2)
+    num_replicates = whole_number("num_replicates", num_replicates, 2)
+    seed = whole_number("seed", seed)
     moves = PopulationMoves(max_correlation, max_moves, target_acceptance)
-    populations = AdaptivePopulations(target, num_particles, num_replicates, ess_threshold, moves, seed)
-    generator = new_generator(populations.seed, target.device, populations.stream)
-    outcome = drive(populations, Control(checkpoint, progress=progress), generator, target.device)
+    steps = ResampleMove(ess_threshold, move_below=1.0, moves=moves)
+    tempering = AdaptiveTempering(target, num_particles, num_replicates, steps, seed)
+    generator = new_generator(seed, target.device, tempering.description)
+    outcome = drive(tempering, Control(checkpoint, progress=progress), generator, target.device)
     obey(outcome.ending)
-    run = populations.as_run(outcome)
+    state, records = outcome.state, outcome.records
+    run = finished_run(
+        target,
+        state.particles,
+        SMCInfo(*(records[name].mT.contiguous() for name in SMCInfo._fields)),
+        state.step_size,
+        tempering.num_evaluations(records),
+        {"sampler": "adaptive SMC", "seed": seed, "ending": outcome.ending},
+        records["beta"].mean(1),
+        records["correlation"],
+    )
     return from_draws(average(target, run, "adaptive_smc"), run.draws)
-
-
-class AdaptiveState(NamedTuple):
-    """Populations, ``beta`` of shape ``(r, 1)``, and the step size that the moves of each have been tuned to."""
-
-    particles: SMCState
-    step_size: Tensor  # (r,)
-
-
-@dataclass(frozen=True, eq=False)
-class AdaptivePopulations:
-    """What :func:`drive` advances: one stage of every population that has not reached the posterior."""
-
-    target: Target
-    num_particles: int
-    num_replicates: int
-    ess_threshold: float
-    moves: PopulationMoves
-    seed: int
-
-    description = "adaptive tempering"
-    stream = "adaptive tempering"
-    num_steps = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_particles", 2), ("num_replicates", 2), ("seed", None)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        threshold = real_number("ess_threshold", self.ess_threshold, "(0, 1)")
-        object.__setattr__(self, "ess_threshold", threshold)
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint must agree on."""
-        settings = {name: value for name, value in vars(self).items() if name not in ("target", "moves")}
-        model = {"model": self.target.fingerprint(), "compile": str(self.target.compile)}
-        return model | settings | vars(self.moves)
-
-    def start(self, generator: torch.Generator) -> AdaptiveState:
-        """Draw from the prior."""
-        particles = start_populations(self.target, self.num_replicates, self.num_particles, generator)
-        particles = particles._replace(beta=torch.zeros_like(particles.log_weight[:, :1]))
-        return AdaptiveState(particles, first_step_size(particles))
-
-    def advance(
-        self, state: AdaptiveState, iteration: int, generator: torch.Generator
-    ) -> tuple[AdaptiveState, Mapping[str, Tensor]]:
-        """Run one stage."""
-        particles, before = state.particles, state.particles.beta.squeeze(-1)
-        log_likelihood = particles.log_likelihood.to(torch.float64)
-        beta = next_step(particles.log_weight, log_likelihood, before, self.ess_threshold)
-        log_weight, increment, left = reweighted(particles.log_weight, log_likelihood, beta - before)
-        particles = particles._replace(log_weight=log_weight)
-        particles = particles._replace(beta=beta.unsqueeze(-1))
-        share = effective_share(particles.log_weight)
-        metric = crossed_metrics(particles)
-        particles = resample(particles, generator)
-        evaluate = at_temperatures(self.target, particles.beta, self.num_particles)
-        moved = self.moves.run(evaluate, particles, metric, state.step_size, generator)
-        ancestors = count_distinct(moved.particles.ancestor)
-        info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
-        learnt = {
-            "beta": beta,
-            "correlation": moved.correlation,
-            "num_moves": torch.tensor(moved.num_moves),
-            "gradients": torch.tensor(moved.num_evaluations),
-        }
-        return AdaptiveState(moved.particles, moved.step_size), info._asdict() | learnt
-
-    def ending(self, state: AdaptiveState, iteration: int, records: Records) -> Ending | None:
-        """End when all populations are at the posterior."""
-        return "finished" if bool((state.particles.beta == 1).all()) else None
-
-    def note(self, state: AdaptiveState, iteration: int, records: Records) -> str:
-        """Say how far they have come."""
-        moves, acceptance = int(records["num_moves"][-1]), float(records["acceptance_rate"][-1].mean())
-        return f"beta {float(state.particles.beta.min()):.3g}, {moves} moves, acceptance {acceptance:.2f}"
-
-    def as_run(self, outcome: Outcome) -> SMCRun:
-        """Gather what a finished run has done."""
-        records = outcome.records
-        info = SMCInfo(*(records[name].mT.contiguous() for name in SMCInfo._fields))
-        spent = self.num_particles * self.num_replicates + int(records["gradients"].sum())
-        settings = {"sampler": "adaptive SMC", "seed": self.seed, "ending": outcome.ending}
-        run = finished_run(self.target, outcome.state.particles, info, outcome.state.step_size, spent, settings)
-        return replace(run, beta=records["beta"].mean(1), correlation=records["correlation"])
 
 
 def sequential_refusal(target: Target) -> str | None:

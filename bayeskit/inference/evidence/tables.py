@@ -73,7 +73,7 @@ def html_tables(groups: Iterable[EstimateGroup]) -> list[PageTable]:
         rows: list[list[Cell]] = []
         columns = ["method", group.value, *(["standard error"] if group.has_errors else []), "evaluations", "seconds"]
         for z in group.members:
-            value, error = measured(_value(z), z.standard_error)
+            value, error = measured(z.value, z.standard_error)
             cost = (number(z.num_evaluations, "d"), number(z.seconds, ".1f"))
             rows.append([z.method, value, *([error] if group.has_errors else []), *cost])
         title, note = group.title, ""
@@ -108,8 +108,4 @@ def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _shown(z: Evidence | PredictiveScore) -> tuple[str, str]:
-    return ("failed", "") if math.isnan(_value(z)) else number_and_error(_value(z), z.standard_error)
-
-
-def _value(z: Evidence | PredictiveScore) -> float:
-    return z.log_evidence if isinstance(z, Evidence) else z.predictive_score
+    return ("failed", "") if math.isnan(z.value) else number_and_error(z.value, z.standard_error)

@@ -32,7 +32,6 @@ from bayeskit.inference.generalized.coverage import (
     replicate_posteriors,
 )
 from bayeskit.inference.generalized.cross_validation import (
-    Carriage,
     CrossValidation,
     Prequential,
     cross_validation_evidence,
@@ -73,7 +72,6 @@ __all__ = [
     "BatchSelector",
     "BetaPosterior",
     "CalibrationCurve",
-    "Carriage",
     "Certificate",
     "CoherenceReport",
     "CopulaUpdate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from bayeskit.core.convergence import MAX_PARETO_SHAPE
-from bayeskit.core.inputs import check_memory, real_number, whole_number
+from bayeskit.core.inputs import check_memory, whole_number
 from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
@@ -27,38 +27,23 @@ from bayeskit.errors import BayeskitError, DataError, InitializationError, Setti
 from bayeskit.inference.evidence.judging.belonging import belongs
 from bayeskit.inference.evidence.judging.chains import posterior_problems
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.population_moves import GRADIENTS_PER_STEP, PopulationHMC
-from bayeskit.inference.samplers.smc import (
-    LEARNING_RATE,
-    MIN_STEP_SIZE,
-    TRAJECTORY,
-    learn_metric,
-    num_trajectory_steps,
-    survivors,
-)
-from bayeskit.inference.samplers.weighted_particles import effective_share, next_temperature, reweighted
-from bayeskit.logdensity.combinators import Weighted
-from bayeskit.logdensity.observations import SITE_REMEDY, check_terms_add_up
-from bayeskit.logdensity.target import Target, require_target
+from bayeskit.inference.samplers.populations import PopulationMoves, ResampleMove, SMCInfo, equally_weighted
+from bayeskit.inference.samplers.weighted_data import LOWEST, DataPopulations, WeightedData, carry
+from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
     "BLOCK",
-    "Carriage",
     "CrossValidation",
-    "DataParticles",
     "MAX_TYPICAL_SHAPE",
     "PredictiveDensity",
     "Prequential",
     "ROWS",
-    "WeightedData",
     "adjusted",
     "all_sets",
     "as_sizes",
-    "at",
     "cross_validation_evidence",
     "enumerated_cross_validation",
     "predict",
@@ -107,56 +92,6 @@ def sampled_sets(num_data: int, size: int, count: int, generator: torch.Generato
         found.setdefault(tuple(rows.sort().values.tolist()))
     rows = torch.tensor(list(found), dtype=torch.long)
     return torch.zeros(count, num_data, dtype=torch.bool).scatter(1, rows, True)
-
-
-# Target with weighted observations.
-
-_PROBES = 8
-
-
-class WeightedData:
-    """Data of a target that can be left out one by one; observations of equal ``groups`` number are one datum."""
-
-    def __init__(self, target: Target, groups: Tensor | None = None) -> None:
-        self.target = require_target(target)
-        generator = new_generator(0, stream="probes of the likelihood")
-        probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
-        probe = probe.to(target.device)
-        entries = {name: x.reshape(len(x), -1) for name, x in target.pointwise_log_likelihood(probe).items()}
-        together = torch.cat(list(entries.values()), 1)
-        check_terms_add_up(together.sum(1), target.log_likelihood(probe), SITE_REMEDY, entries)
-        assignment = None if groups is None else _assignment(groups, together.shape[1]).to(target.device)
-        self.num_data = together.shape[1] if assignment is None else int(assignment.max()) + 1
-        self._assignment = assignment
-        self.weighted = Weighted(target, self._each, self.num_data)
-
-    def _each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
-        """Return the log likelihood of each datum at one vector, ``(n,)``."""
-        entries = torch.cat([x.reshape(-1) for x in pointwise.values()])
-        if self._assignment is None:
-            return entries
-        return entries.new_zeros(self.num_data).index_add(0, self._assignment, entries)
-
-    def pointwise(self, u: Tensor) -> Tensor:
-        """Return the log likelihood of each datum, ``(*batch, d) -> (*batch, n)``."""
-        pointwise = self.target.pointwise_log_likelihood(u)
-        flat = {name: x.reshape(-1, x.shape[u.dim() - 1 :].numel()) for name, x in pointwise.items()}
-        each = torch.func.vmap(self._each)(flat)
-        return each.reshape(*u.shape[:-1], self.num_data)
-
-    def counting(self, weights: Tensor) -> Target:
-        """Return the target with data weights ``(r, n)``; batches of vectors are split into ``r`` equal parts."""
-        return self.weighted.given(weights)
-
-
-def _assignment(groups: Any, num_entries: int) -> Tensor:
-    labels = torch.as_tensor(groups)
-    if tuple(labels.shape) != (num_entries,) or labels.is_floating_point():
-        raise ShapeError(
-            f"groups must be {num_entries} integers, one for each observation, not {labels.dtype} of shape "
-            f"{tuple(labels.shape)}"
-        )
-    return labels.unique(return_inverse=True)[1]
 
 
 # Result of leave-p-out cross-validation.
@@ -309,119 +244,19 @@ def _named(ax: Axes, x: str, y: str, legend: bool) -> Axes:
     return ax
 
 
-# Populations of particles, moved between the posteriors of different training sets by SMC.
+# Populations at the posteriors of different training sets.
 
-_MAX_SEARCH = 20  # trajectories in the search for an acceptable step size
-_PLANNED_CALLS = 500
-_LOWEST = -1e30  # replaces minus infinity, so that differences are not nan
-
-
-class DataParticles(NamedTuple):
-    """``r`` populations of ``N`` weighted particles, each with its own weights of the ``n`` data."""
-
-    position: Tensor  # (r, N, d)
-    pointwise: Tensor  # (r, N, n), log likelihood of every datum, also of those with weight zero
-    log_weight: Tensor  # (r, N), normalised over N, double precision
-    data_weights: Tensor  # (r, n), double precision
-    step_size: float
-    acceptance: float  # lowest mean acceptance rate of the moves so far
-    num_evaluations: int
-
-
-@dataclass(frozen=True)
-class Carriage:
-    """Settings of the SMC steps between training sets: adaptive tempering, resampling and HMC moves.
-
-    The likelihood of a datum enters by increasing powers, chosen adaptively. Particles move only if their weights have
-    become uneven.
-
-    Parameters
-    ----------
-    ess_threshold : float in (0, 1), default 0.8
-        Least conditional effective sample size of a reweighting step, relative to the number of particles.
-    move_below : float in (0, 1), default 0.5
-        Relative effective sample size of any population below which uneven populations are resampled and all
-        particles moved.
-    num_moves : int, default 3
-        HMC trajectories at each move.
-    target_acceptance : float in (0, 1), default 0.9
-        Acceptance rate for the adaptation of the step size.
-
-    References
-    ----------
-    Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
-
-    Examples
-    --------
-    >>> Carriage(num_moves=5).num_moves
-    5
-    """
-
-    ess_threshold: float = 0.8
-    move_below: float = 0.5
-    num_moves: int = 3
-    target_acceptance: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name in ("ess_threshold", "move_below", "target_acceptance"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), "(0, 1)"))
-        object.__setattr__(self, "num_moves", whole_number("num_moves", self.num_moves, 1))
-
-    def carry(
-        self, data: WeightedData, state: DataParticles, weights: Tensor, generator: torch.Generator
-    ) -> tuple[DataParticles, Tensor]:
-        """Move populations to data weights ``(r, n)`` along a line; return also log ratios of constants, ``(r,)``."""
-        origin, direction = state.data_weights, weights - state.data_weights
-        covered = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
-        total = torch.zeros_like(covered)
-        while bool((covered < 1).any()):
-            log_ratio = (state.pointwise * direction.unsqueeze(1)).sum(-1)
-            reached = next_temperature(state.log_weight, log_ratio, covered, self.ess_threshold)
-            log_weight, increment, _ = reweighted(state.log_weight, log_ratio, reached - covered)
-            total = total + increment
-            covered = reached
-            share = covered.unsqueeze(-1)
-            between = torch.where(share >= 1, weights, origin + share * direction)
-            state = state._replace(log_weight=log_weight, data_weights=between)
-            if bool((effective_share(state.log_weight) < self.move_below).any()):
-                state = self.rejuvenate(data, state, generator)
-        return state, total
-
-    def rejuvenate(self, data: WeightedData, state: DataParticles, generator: torch.Generator) -> DataParticles:
-        """Resample populations with uneven weights and move all particles by HMC."""
-        metric = _shared_metric(state)
-        state = _resampled(state, generator)
-        r, n, d = state.position.shape
-        part = data.counting(state.data_weights)
-        kernel = _kernel(state.step_size, metric, r)
-        chains = kernel.init(part, state.position.reshape(-1, d))
-        moves, tried, calls, acceptance = 0, 0, 1, 1.0
-        while moves < self.num_moves:
-            chains, info = kernel.step(part, chains, generator=generator)
-            calls += GRADIENTS_PER_STEP * kernel.num_steps
-            acceptance = float(info.acceptance_rate.mean())
-            step = kernel.step_size * math.exp(LEARNING_RATE * (acceptance - self.target_acceptance))
-            kernel = _kernel(min(max(step, MIN_STEP_SIZE), TRAJECTORY), metric, r)
-            tried += 1
-            # Trajectories with a poorly tuned step size do not count as moves.
-            moves += acceptance >= 0.5 * self.target_acceptance or tried >= _MAX_SEARCH
-        position = chains.position.reshape(r, n, d)
-        return state._replace(
-            position=position,
-            pointwise=_pointwise(data, position),
-            step_size=kernel.step_size,
-            acceptance=min(state.acceptance, acceptance),
-            num_evaluations=state.num_evaluations + (calls + 1) * r * n,
-        )
+# Few particles are moved seldom, so copies of one have to lose what they have in common.
+_STEPS = ResampleMove(moves=PopulationMoves(max_correlation=0.1))
 
 
 def prior_populations(
     data: WeightedData, num_populations: int, num_particles: int, generator: torch.Generator
-) -> DataParticles:
+) -> DataPopulations:
     """Draw populations from the prior; InitializationError if the likelihood of a datum is zero at all draws."""
     position = data.target.sample_prior(num_populations * num_particles, seed=generator)
-    state = at(data, position.reshape(num_populations, num_particles, -1), 0.0)
-    hopeless = (state.pointwise <= _LOWEST / 2).all(1).all(0)
+    state = _populations(data, position.reshape(num_populations, num_particles, -1), 0.0)
+    hopeless = (state.pointwise <= LOWEST / 2).all(1).all(0)
     if bool(hopeless.any()):
         raise InitializationError(
             f"the likelihood of datum {int(hopeless.nonzero()[0])} is zero at all {len(position)} prior draws; check "
@@ -430,29 +265,21 @@ def prior_populations(
     return state
 
 
-def at(data: WeightedData, position: Tensor, count: float) -> DataParticles:
-    """Return equally weighted particles at ``position (r, N, d)`` with data weights ``count``."""
-    r, n, _ = position.shape
-    like = {"dtype": torch.float64, "device": position.device}
-    return DataParticles(
-        position,
-        _pointwise(data, position),
-        torch.full((r, n), -math.log(n), **like),  # type: ignore[call-overload]
-        torch.full((r, data.num_data), count, **like),  # type: ignore[call-overload]
-        TRAJECTORY / 2,
-        1.0,
-        r * n,
-    )
+def _populations(data: WeightedData, position: Tensor, weight: float) -> DataPopulations:
+    """Return equally weighted particles at ``position (r, N, d)``, with one ``weight`` of all data."""
+    unknown = torch.full_like(position[..., 0], torch.nan)  # until they are moved
+    return DataPopulations.at(data, equally_weighted(position, unknown, unknown), weight)
 
 
-def _merged(state: DataParticles, copies: int) -> DataParticles:
-    """Merge each ``copies`` consecutive populations, which have the same data weights."""
-    return state._replace(
-        position=state.position.unflatten(0, (-1, copies)).flatten(1, 2),
-        pointwise=state.pointwise.unflatten(0, (-1, copies)).flatten(1, 2),
-        log_weight=state.log_weight.unflatten(0, (-1, copies)).flatten(1, 2) - math.log(copies),
-        data_weights=state.data_weights[::copies],
-    )
+def _merged(state: DataPopulations, copies: int) -> tuple[Tensor, Tensor]:
+    """Return log weights ``(r, N)`` and likelihoods ``(r, N, n)`` of ``copies`` populations with equal data as one."""
+    log_weight = state.particles.log_weight.unflatten(0, (-1, copies)).flatten(1, 2) - math.log(copies)
+    return log_weight, state.pointwise.unflatten(0, (-1, copies)).flatten(1, 2)
+
+
+def _acceptance_rate(infos: Iterable[SMCInfo]) -> float:
+    """Return the lowest mean acceptance rate of the moves of any step."""
+    return min((float(info.acceptance_rate.mean()) for info in infos), default=1.0)
 
 
 class PredictiveDensity(NamedTuple):
@@ -463,44 +290,15 @@ class PredictiveDensity(NamedTuple):
     influence: Tensor  # (r, N, n), of each particle on the log density
 
 
-def predict(state: DataParticles) -> PredictiveDensity:
-    """Return the log predictive density of every datum, in the training data or not."""
-    log_weight = state.log_weight.unsqueeze(-1)
-    log_density = (log_weight + state.pointwise).logsumexp(1)
-    relative = (state.pointwise - log_density.unsqueeze(1)).exp()
+def predict(log_weight: Tensor, pointwise: Tensor) -> PredictiveDensity:
+    """Return the log predictive density of every datum, in the training data or not, from ``(r, N)``, ``(r, N, n)``."""
+    log_weight = log_weight.unsqueeze(-1)
+    log_density = (log_weight + pointwise).logsumexp(1)
+    relative = (pointwise - log_density.unsqueeze(1)).exp()
     influence = log_weight.exp() * (relative - 1)
     effective = 1 / (2 * (log_weight + relative.log())).exp().sum(1)
     # E log X is smaller than log E X by half the relative variance of X, to first order.
     return PredictiveDensity(log_density + influence.square().sum(1) / 2, effective, influence)
-
-
-def _kernel(step_size: float, metric: Metric, num_populations: int) -> PopulationHMC:
-    steps = num_trajectory_steps(step_size)
-    return PopulationHMC(step_size, steps, metric, 1.0, num_populations, planned_calls=_PLANNED_CALLS)
-
-
-def _shared_metric(state: DataParticles) -> Metric:
-    """Learn a metric from the covariance within populations, pooled over populations."""
-    weight = state.log_weight.exp().to(state.position.dtype).unsqueeze(-1)
-    centred = state.position - (weight * state.position).sum(1, keepdim=True)
-    log_weight = state.log_weight - math.log(len(state.log_weight))
-    return learn_metric(centred.flatten(0, 1), log_weight.flatten())
-
-
-def _resampled(state: DataParticles, generator: torch.Generator) -> DataParticles:
-    index, log_weight = survivors(state.log_weight, generator)
-    at_rows = index.unsqueeze(-1)
-    return state._replace(
-        position=state.position.gather(1, at_rows.expand_as(state.position)),
-        pointwise=state.pointwise.gather(1, at_rows.expand_as(state.pointwise)),
-        log_weight=log_weight,
-    )
-
-
-def _pointwise(data: WeightedData, position: Tensor) -> Tensor:
-    """Return the log likelihoods in double precision, with nan and minus infinity replaced by ``_LOWEST``."""
-    each = data.pointwise(position).to(torch.float64)
-    return each.nan_to_num(nan=_LOWEST, posinf=_LOWEST, neginf=_LOWEST).clamp(min=_LOWEST)
 
 
 # Prequential scores: log predictive density of each datum given the preceding data.
@@ -619,7 +417,7 @@ def prequential_score(
     *,
     num_replicates: int = 4,
     num_particles: int = 256,
-    carriage: Carriage | None = None,
+    steps: ResampleMove | None = None,
     groups: Tensor | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -645,8 +443,8 @@ def prequential_score(
         Independent populations for each order, for the standard errors; at least 2.
     num_particles : int, default 256
         Particles in each population, at least 8.
-    carriage : Carriage, optional
-        Settings of the SMC steps.
+    steps : ResampleMove, optional
+        Settings of the SMC steps; by default moves end at a correlation of 0.1.
     groups : Tensor, optional
         Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
 
@@ -681,19 +479,22 @@ def prequential_score(
     begin = time.monotonic()
     num_replicates = whole_number("num_replicates", num_replicates, 2)
     num_particles = whole_number("num_particles", num_particles, 8)
-    carriage = carriage or Carriage()
+    steps = steps or _STEPS
     data = WeightedData(target, groups)
     generator = new_generator(seed, target.device, stream="prequential")
     chosen = _as_orders(orders, data.num_data, generator).to(target.device)
     rows = chosen.repeat_interleave(num_replicates, 0)
     increments = torch.zeros(rows.shape, dtype=torch.float64, device=target.device)
     state = prior_populations(data, len(rows), num_particles, generator)
+    infos: list[SMCInfo] = []
     with progress_bar("prequential", data.num_data, progress) as bar:
         for k in range(data.num_data):
             weights = state.data_weights.scatter(1, rows[:, k : k + 1], 1.0)
-            state, increments[:, k] = carriage.carry(data, state, weights, generator)
+            state, increments[:, k], new, _ = carry(data, state, weights, steps, generator)
+            infos += new
             bar.update(k + 1)
-    return _summarise(chosen, increments, state, num_particles, time.monotonic() - begin)
+    spent, seconds = state.num_evaluations, time.monotonic() - begin
+    return _summarise(chosen, increments, _acceptance_rate(infos), spent, num_particles, seconds)
 
 
 def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor:
@@ -714,13 +515,13 @@ def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor
 
 
 def _summarise(
-    orders: Tensor, increments: Tensor, state: DataParticles, num_particles: int, seconds: float
+    orders: Tensor, increments: Tensor, acceptance: float, num_evaluations: int, num_particles: int, seconds: float
 ) -> Prequential:
     """Average ``increments (q * replicates, n)`` within orders for the curves, over all for the evidence."""
     each = increments.reshape(len(orders), -1, increments.shape[1])
     q, r, n = each.shape
     curves = each.cumsum(-1)
-    evidence = _of_totals(curves[..., -1].flatten(), increments, state)
+    evidence = _of_totals(curves[..., -1].flatten(), increments, acceptance, num_evaluations)
     # Average the evidence estimates, which are unbiased, rather than their logarithms.
     cumulative = curves.logsumexp(1) - math.log(r)
     cumulative_error, _ = replicates_log_mean_error((curves - cumulative.unsqueeze(1)).movedim(1, -1).movedim(0, 1))
@@ -735,18 +536,18 @@ def _summarise(
         evidence.standard_error,
         q * r,
         num_particles,
-        state.num_evaluations,
+        num_evaluations,
         evidence.warnings,
         evidence.diagnostics,
         seconds,
     )
 
 
-def _of_totals(totals: Tensor, increments: Tensor, state: DataParticles) -> Evidence:
+def _of_totals(totals: Tensor, increments: Tensor, acceptance: float, num_evaluations: int) -> Evidence:
     """Combine the log evidence estimates of all populations, ``(populations,)``."""
     log_evidence = float(totals.logsumexp(0)) - math.log(len(totals))
     error, spread = replicates_log_mean_error((totals - log_evidence).unsqueeze(0))
-    problems = _carrying_problems(state.acceptance)
+    problems = _carrying_problems(acceptance)
     if len(totals) < _MIN_POPULATIONS:
         problems.append(
             f"only {len(totals)} populations, too few for a standard error: use {_MIN_POPULATIONS} or more, "
@@ -755,12 +556,12 @@ def _of_totals(totals: Tensor, increments: Tensor, state: DataParticles) -> Evid
     if not float(spread) <= _MAX_RELATIVE_SPREAD:
         problems.append(
             f"populations disagree (relative spread {float(spread):.2f} > {_MAX_RELATIVE_SPREAD}), so a few of them "
-            "may dominate the mean: use more num_particles or more moves, Carriage(num_moves=...)"
+            "may dominate the mean: use more num_particles"
         )
-    if float(increments.min()) < _LOWEST / 2:
+    if float(increments.min()) < LOWEST / 2:
         problems.append("the likelihood of a datum is zero at all particles: use more num_particles")
-    diagnostics = {"relative_spread": float(spread), "acceptance_rate": state.acceptance}
-    return Evidence("prequential", log_evidence, float(error), state.num_evaluations, tuple(problems), diagnostics)
+    diagnostics = {"relative_spread": float(spread), "acceptance_rate": acceptance}
+    return Evidence("prequential", log_evidence, float(error), num_evaluations, tuple(problems), diagnostics)
 
 
 def _carrying_problems(acceptance: float) -> list[str]:
@@ -802,7 +603,7 @@ class _LeaveOut:
     data: WeightedData
     sizes: tuple[int, ...]  # increasing numbers of held-out data
     num_particles: int
-    carriage: Carriage
+    steps: ResampleMove
     generator: torch.Generator
 
     def _result(
@@ -816,22 +617,26 @@ class _LeaveOut:
         data, device = self.data, self.data.target.device
         orders = _as_orders(num_orders, data.num_data, self.generator).to(device)
         state = prior_populations(data, num_orders, self.num_particles, self.generator)
+        infos: list[SMCInfo] = []
         score = torch.empty(num_orders, len(self.sizes), dtype=torch.float64, device=device)
         increments = torch.empty_like(score)
         surprising = torch.zeros(len(self.sizes), dtype=torch.bool)
         for column, size in reversed(list(enumerate(self.sizes))):
             seen = data.num_data - size
-            state, _ = self.carriage.carry(data, state, _mask(orders[:, :seen], data.num_data), self.generator)
-            score[:, column], short, _ = _held_out_mean(state, state.data_weights == 0)
+            state = self._carried(state, _mask(orders[:, :seen], data.num_data), infos)
+            predictive = predict(state.particles.log_weight, state.pointwise)
+            score[:, column], short, _ = _held_out_mean(predictive, state.data_weights == 0)
             weights = state.data_weights.scatter(1, orders[:, seen : seen + 1], 1.0)
-            state, increments[:, column] = self.carriage.carry(data, state, weights, self.generator)
+            state, increments[:, column], new, _ = carry(data, state, weights, self.steps, self.generator)
+            infos += new
             surprising[column] = float(short.mean()) > _MAX_SHARE
-        state, _ = self.carriage.carry(data, state, torch.ones_like(state.data_weights), self.generator)
+        state = self._carried(state, torch.ones_like(state.data_weights), infos)
+        acceptance = _acceptance_rate(infos)
         # If few particles support the held-out data, use the tempered estimate for the next datum instead.
         score = torch.where(surprising.to(device), increments, score)
         rows, doubt = adjusted(score, *self._controls(orders, state, surprising.to(device)))
         few = self._of_few_sets(num_orders)
-        problems = max([_carrying_problems(state.acceptance), _moved_problems(list(few.values()))], key=len)
+        problems = max([_carrying_problems(acceptance), _moved_problems(list(few.values()))], key=len)
         sums, count, spent = None, torch.full((len(self.sizes),), num_orders), state.num_evaluations
         score, own = rows.mean(0), torch.zeros_like(doubt)
         for column, scored in ((self.sizes.index(p), x) for p, x in few.items()):
@@ -844,7 +649,7 @@ class _LeaveOut:
             widened_standard_error(rows.cumsum(1)).square() + doubt.cumsum(0).square() + own.cumsum(0)
         ).sqrt()
         if len(self.sizes) == data.num_data:
-            sums = _of_totals(increments.sum(1), increments, state)
+            sums = _of_totals(increments.sum(1), increments, acceptance, state.num_evaluations)
             problems += [x for x in sums.warnings if x not in problems]
             gap = abs(float(score.sum()) - sums.log_evidence)
             if gap > _MAX_DISAGREEMENT * math.hypot(float(cumulative_error[-1]), sums.standard_error):
@@ -854,6 +659,12 @@ class _LeaveOut:
                 )
         errors = error, cumulative_error
         return self._result("orders", score, errors, count, problems, num_evaluations=spent, prequential=sums)
+
+    def _carried(self, state: DataPopulations, weights: Tensor, infos: list[SMCInfo]) -> DataPopulations:
+        """Carry populations to data ``weights``, and add those of its steps to ``infos``."""
+        state, _, new, _ = carry(self.data, state, weights, self.steps, self.generator)
+        infos += new
+        return state
 
     def _of_few_sets(self, num_orders: int) -> dict[int, _SetScores]:
         """Score every set of each size with at most ``num_orders`` sets, if the particles suffice."""
@@ -867,10 +678,10 @@ class _LeaveOut:
                     found[size] = scored
         return found
 
-    def _controls(self, orders: Tensor, state: DataParticles, first_only: Tensor) -> tuple[Tensor, Tensor]:
+    def _controls(self, orders: Tensor, state: DataPopulations, first_only: Tensor) -> tuple[Tensor, Tensor]:
         """Return log densities of held-out data given all data, ``(orders, sizes)``, and the mean over data, ``()``."""
         # Control variates for the choice of held-out data: their mean over all data is known.
-        each = predict(state).log_density.mean(0)
+        each = predict(state.particles.log_weight, state.pointwise).log_density.mean(0)
         along = each[orders].flip(1)
         means = along.cumsum(1) / torch.arange(1, orders.shape[1] + 1, device=orders.device)
         columns = torch.tensor(self.sizes, device=orders.device) - 1
@@ -962,11 +773,11 @@ class _LeaveOut:
         else:
             like = {"generator": self.generator, "device": draws.device}
             chosen = torch.randint(len(draws), (len(rows), self.num_particles), **like)  # type: ignore[call-overload]
-            state = at(self.data, draws[chosen], 1.0)
-        state, _ = self.carriage.carry(self.data, state, (~rows).to(torch.float64), self.generator)
-        state = _merged(state, copies)
-        score, short, influence = _held_out_mean(state, held)
-        return _SetScores(score, influence.square().sum(1), short, state.num_evaluations, state.acceptance)
+            state = _populations(self.data, draws[chosen], 1.0)
+        infos: list[SMCInfo] = []
+        state = self._carried(state, (~rows).to(torch.float64), infos)
+        score, short, influence = _held_out_mean(predict(*_merged(state, copies)), held)
+        return _SetScores(score, influence.square().sum(1), short, state.num_evaluations, _acceptance_rate(infos))
 
 
 class _OfSize(NamedTuple):
@@ -982,9 +793,8 @@ def _mask(rows: Tensor, num_data: int) -> Tensor:
     return torch.zeros(len(rows), num_data, dtype=torch.float64, device=rows.device).scatter(1, rows, 1.0)
 
 
-def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _held_out_mean(predictive: PredictiveDensity, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean log predictive density of held-out data, their share with few particles, and the influences."""
-    predictive = predict(state)
     share = held / held.sum(1, keepdim=True)
     short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
     return (predictive.log_density * share).sum(1), short, (predictive.influence * share.unsqueeze(1)).sum(-1)
@@ -1029,7 +839,7 @@ def _short_problems(sizes: tuple[int, ...], short: list[float]) -> list[str]:
 
 
 def _impossible(score: Tensor) -> list[str]:
-    if float(score.min()) > _LOWEST / 1e6:
+    if float(score.min()) > LOWEST / 1e6:
         return []
     return ["the likelihood of a held-out datum is zero at all particles: use more num_particles"]
 
@@ -1046,7 +856,7 @@ def cross_validation_evidence(
     p: int | Iterable[int] | None = None,
     held_out: int | Literal["all"] = 32,
     num_particles: int = 256,
-    carriage: Carriage | None = None,
+    steps: ResampleMove | None = None,
     groups: Tensor | None = None,
     max_sets: int = 1024,
     seed: int = 0,
@@ -1081,7 +891,7 @@ def cross_validation_evidence(
         discrete, errors are widened for values that random sets may miss.
     num_particles : int, default 256
         Particles in each population, at least 8.
-    carriage, groups
+    steps, groups
         As for :func:`prequential_score`.
     max_sets : int, default 1024
         Maximum number of sets to enumerate, over all sizes.
@@ -1136,7 +946,7 @@ def cross_validation_evidence(
         data,
         sizes,
         whole_number("num_particles", num_particles, 8),
-        carriage or Carriage(),
+        steps or _STEPS,
         new_generator(seed, target.device, stream="cross-validation"),
     )
     if draws is not None:

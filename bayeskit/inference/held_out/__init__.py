@@ -4,7 +4,6 @@ from bayeskit.inference.held_out.annealing import (
     Sandwich,
     annealed_importance_sampling,
     bidirectional_annealing,
-    sigmoid_schedule,
 )
 from bayeskit.inference.held_out.by_evidence import by_evidence
 from bayeskit.inference.held_out.importance import HeldOut, importance_sampling
@@ -15,6 +14,7 @@ from bayeskit.inference.held_out.information import (
     aggregate_kl,
     mutual_information,
 )
+from bayeskit.inference.samplers.weighted_particles import sigmoid_schedule
 
 __all__ = [
     "ActiveUnits",

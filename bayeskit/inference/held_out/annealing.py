@@ -29,33 +29,16 @@ from bayeskit.inference.held_out.importance import (
 )
 from bayeskit.inference.objectives.latent_density import LatentDensity
 from bayeskit.inference.samplers import HMC
+from bayeskit.inference.samplers.weighted_particles import sigmoid_schedule
 from bayeskit.logdensity.pyro_distributions import MendedDraws
 
-__all__ = ["AnnealingPath", "Sandwich", "annealed_importance_sampling", "bidirectional_annealing", "sigmoid_schedule"]
+__all__ = ["AnnealingPath", "Sandwich", "annealed_importance_sampling", "bidirectional_annealing"]
 
 # Chains of every observation between guide or prior and the joint density.
 
-_STEEPNESS = 4.0  # of the sigmoid schedule of temperatures
 _FIRST_MOVES = 10  # at the first temperature, to find a rough step size
 _PILOT_SHARE = 4  # the pilot uses every fourth temperature
 _RATE = 0.5  # change of the log step size per unit of difference in acceptance
-
-
-def sigmoid_schedule(num_temperatures: int) -> Tensor:
-    """Return ``num_temperatures + 1`` inverse temperatures from 0 to 1, dense at both ends.
-
-    References
-    ----------
-    Wu, Y., Burda, Y., Salakhutdinov, R., Grosse, R. (2017). On the quantitative analysis of decoder-based generative
-    models. ICLR.
-
-    Examples
-    --------
-    >>> sigmoid_schedule(2)
-    tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
-    """
-    raw = torch.linspace(-_STEEPNESS, _STEEPNESS, num_temperatures + 1, dtype=torch.float64).sigmoid()
-    return (raw - raw[0]) / (raw[-1] - raw[0])
 
 
 class AnnealingPath:
@@ -81,10 +64,13 @@ class AnnealingPath:
             found.append(log_step)
         return torch.stack(found).exp().repeat_interleave(_PILOT_SHARE, 0)[:steps]
 
-    def anneal(self, betas: Tensor, step_sizes: Tensor, bar: Bar, done: int) -> Tensor:
-        """Return the log weight of every chain and datum, ``(K, items)``."""
+    def anneal(self, betas: Tensor, step_sizes: Tensor, bar: Bar, done: int, position: Tensor | None = None) -> Tensor:
+        """Return the log weight of every chain and datum, ``(K, items)``, along ``betas`` from its first to its last.
+
+        Chains start at ``position``, or at draws of the initial distribution; ``step_sizes`` belong to ``betas[1:]``.
+        """
         density = self._density
-        position = density.sample_initial(self._generator)
+        position = density.sample_initial(self._generator) if position is None else position
         log_weight = torch.zeros(density.num_rows, dtype=torch.float64, device=position.device)
         _, rest = density.joint(position)
         for i in range(1, len(betas)):
@@ -92,19 +78,6 @@ class AnnealingPath:
             if i + 1 < len(betas):  # no move after the last weight
                 position, rest, _ = self._step(position, float(betas[i]), step_sizes[i - 1])
             bar.update(done + i)
-        return density.by_datum(log_weight)
-
-    def anneal_back(self, betas: Tensor, step_sizes: Tensor, position: Tensor, bar: Bar, done: int) -> Tensor:
-        """Return log weights ``(K, items)`` of reverse chains, which start at posterior draws."""
-        density = self._density
-        log_weight = torch.zeros(density.num_rows, dtype=torch.float64, device=position.device)
-        _, rest = density.joint(position)
-        last = len(betas) - 1
-        for i in range(last, 0, -1):
-            log_weight += float(betas[i] - betas[i - 1]) * rest
-            if i > 1:
-                position, rest, _ = self._step(position, float(betas[i - 1]), step_sizes[i - 2])
-            bar.update(done + last + 1 - i)
         return density.by_datum(log_weight)
 
     def _step(self, position: Tensor, beta: float, step_size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -392,11 +365,13 @@ def bidirectional_annealing(
             path = AnnealingPath(density, kernel or HMC(step_size=0.1, num_steps=5), generator)
             step_sizes = path.pilot(betas, target_acceptance)
             forward.append(path.anneal(betas, step_sizes, bar, done))
-            backward.append(path.anneal_back(betas, step_sizes, position, bar, done + num_temperatures))
+            # From the posterior back, where moves are those of the same temperatures.
+            back = step_sizes[:-1].flip(0)
+            backward.append(path.anneal(betas.flip(0), back, bar, done + num_temperatures, position))
             done += 2 * num_temperatures
     log_count = math.log(num_chains)
     lower = torch.cat(forward, 1).logsumexp(0) - log_count
-    upper = log_count - (-torch.cat(backward, 1)).logsumexp(0)
+    upper = log_count - torch.cat(backward, 1).logsumexp(0)
     return Sandwich(lower, upper)
 
 

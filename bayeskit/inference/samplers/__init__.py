@@ -6,13 +6,14 @@ from bayeskit.inference.samplers.driver import Algorithm, Control, Outcome, driv
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.ladder import Exchange, Ladder, sample_ladder
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget, WeightedRows
+from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
 from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
 from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
 from bayeskit.inference.samplers.population_moves import PopulationHMC
+from bayeskit.inference.samplers.populations import PopulationMoves, ResampleMove, SMCInfo, SMCState
 from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
 from bayeskit.inference.samplers.sampling import sample
-from bayeskit.inference.samplers.smc import SMCInfo, SMCRun, SMCSchedule, SMCState, Stage, sample_smc
+from bayeskit.inference.samplers.smc import SMCRun, SMCSchedule, Stage, sample_smc
 from bayeskit.inference.samplers.stochastic_gradient import (
     SGHMC,
     SGLD,
@@ -49,7 +50,9 @@ __all__ = [
     "Outcome",
     "Polynomial",
     "PopulationHMC",
+    "PopulationMoves",
     "PreconditionedSGLD",
+    "ResampleMove",
     "RunSettings",
     "SGHMC",
     "SGLD",
@@ -58,7 +61,6 @@ __all__ = [
     "SMCSchedule",
     "SMCState",
     "Stage",
-    "WeightedRows",
     "drive",
     "run",
     "sample",

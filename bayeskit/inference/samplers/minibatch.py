@@ -25,10 +25,11 @@ from bayeskit.inference.samplers.control import (
     NUM_REFERENCES,
     Anchor,
     RowEstimate,
+    WeightedJoint,
     normal_at_mode,
     optimal_probabilities,
 )
-from bayeskit.logdensity.density import Constrained
+from bayeskit.logdensity.density import Constrained, FunctionDensity
 from bayeskit.logdensity.pyro_density import Site, SubsampledDensity
 from bayeskit.logdensity.pyro_runs import tensors_in
 from bayeskit.logdensity.target import PriorSampler, Target
@@ -42,7 +43,6 @@ __all__ = [
     "MinibatchTarget",
     "RowOrder",
     "RowState",
-    "WeightedRows",
     "tensors_of",
 ]
 
@@ -51,69 +51,62 @@ ControlVariate = Literal["mode", "svrg"] | Tensor | None
 # Densities of one vector with a likelihood estimated from rows of the data.
 
 
-class MinibatchDensity(Protocol):
-    """A density of single vectors; ``rows`` has shape ``(B,)``, or ``(N,)`` if the number is not fixed."""
+class _Sites(Protocol):
+    """Sites with a bijection between their values and an unconstrained vector, ``(d,)``."""
 
     sites: tuple[Site, ...]
     dim: int
     dtype: torch.dtype
     device: torch.device
     data: list[Tensor]
-    num_data: int
-    batch_size: int
-    fixed: bool
-
-    def joint(self, u: Tensor, rows: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return log prior and estimated log likelihood of ``u``, shape ``(d,)``, both ``()``.
-
-        Each row counts ``N / B`` times, or as often as its weight, ``(B,)``.
-        """
-        ...
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        """Return the values of the sites at ``u``, shape ``(d,)``."""
+        """Return the values of the sites."""
         ...
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the unconstrained vector of values of the sites, shape ``(d,)``."""
+        """Return the unconstrained vector of values of the sites."""
         ...
 
-    @property
-    def can_sample_prior(self) -> bool:
-        """Whether :meth:`sample_prior` can be called."""
-        ...
 
-    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw from the prior, shape ``(num_draws, d)``."""
-        ...
+@dataclass(frozen=True, eq=False)
+class MinibatchDensity:
+    """A density of single vectors with a likelihood estimated from rows of the data.
+
+    ``joint`` takes ``rows (B,)``, or ``(N,)`` if their number is not ``fixed``; each counts ``N / B`` times, or as
+    often as its weight.
+    """
+
+    of: _Sites
+    joint: WeightedJoint
+    num_data: int
+    batch_size: int
+    sample_prior: PriorSampler | None
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= self.num_data:
+            raise SettingsError(
+                f"batch_size must lie between 1 and the {self.num_data} rows of the data, not {self.batch_size}"
+            )
 
 
 class _OnRows:
     """A minibatch density with fixed rows, as the density of a Target."""
 
-    def __init__(self, density: MinibatchDensity, estimate: RowEstimate, rows: Tensor) -> None:
-        self.sites, self.dim, self.data = density.sites, density.dim, density.data
-        self.dtype, self.device = density.dtype, density.device
-        self._density, self._estimate, self._rows = density, estimate, rows
+    def __init__(self, of: _Sites, estimate: RowEstimate, rows: Tensor) -> None:
+        self.sites, self.dim, self.data, self.dtype, self.device = of.sites, of.dim, of.data, of.dtype, of.device
+        self.values, self.vector = of.values, of.vector
+        self.improper_sites: tuple[str, ...] = getattr(of, "improper_sites", ())
+        self._of, self._estimate, self._rows = of, estimate, rows
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return self._estimate(u, self._rows)
 
-    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        return self._density.values(u, deterministic)
-
-    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        return self._density.vector(values)
-
-    @property
-    def improper_sites(self) -> tuple[str, ...]:
-        found: tuple[str, ...] = getattr(self._density, "improper_sites", ())
-        return found
-
     def log_jacobian(self, u: Tensor) -> Tensor:
-        if not isinstance(self._density, Constrained):
-            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known; make a Target of the model")
-        return self._density.log_jacobian(u)
+        if not isinstance(self._of, Constrained):
+            raise ModelError(f"the Jacobian of {type(self._of).__name__} is not known; make a Target of the model")
+        return self._of.log_jacobian(u)
 
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         raise ModelError(
@@ -122,71 +115,35 @@ class _OnRows:
         )
 
 
-class _FunctionDensity:
-    """Two functions of one vector, with the identity as their bijection."""
+@dataclass(frozen=True)
+class _JointOfFunctions:
+    """A log prior ``(d,) -> ()`` and the log likelihoods of rows, ``(d,), (B,) -> (B,)``."""
 
-    fixed = False
+    log_prior: Callable[[Tensor], Tensor]
+    log_likelihood: Callable[[Tensor, Tensor], Tensor]
+    num_data: int
 
-    def __init__(
-        self,
-        log_prior: Callable[[Tensor], Tensor],
-        log_likelihood: Callable[[Tensor, Tensor], Tensor],
-        dim: int,
-        num_data: int,
-        batch_size: int,
-        sample_prior: Callable[[int, torch.Generator], Tensor] | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        dim = whole_number("dim", dim, least=1)
-        _check_batch_size(batch_size, num_data)
-        shape = torch.Size((dim,))
-        self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
-        self.dim, self.dtype, self.device = dim, dtype, device
-        self.num_data, self.batch_size = num_data, batch_size
-        self.data = tensors_in((log_prior, log_likelihood))
-        self._log_prior, self._log_likelihood, self._sample_prior = log_prior, log_likelihood, sample_prior
-        self.can_sample_prior = sample_prior is not None
-
-    def joint(self, u: Tensor, rows: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, u: Tensor, rows: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with validation_kept():
             torch.distributions.Distribution.set_default_validate_args(False)  # it branches on values
-            log_prior, log_likelihood = self._log_prior(u), self._log_likelihood(u, rows)
+            log_prior, log_likelihood = self.log_prior(u), self.log_likelihood(u, rows)
         if log_prior.shape != ():
             raise ModelError(f"log_prior returns shape {tuple(log_prior.shape)} for one vector instead of ()")
         return log_prior, _estimate_sum(log_likelihood, rows, self.num_data, weights)
 
-    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        return {"u": u}
-
-    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        return torch.as_tensor(values["u"], dtype=self.dtype, device=self.device)
-
-    def log_jacobian(self, u: Tensor) -> Tensor:
-        return u.new_zeros(())
-
-    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        return cast(Callable[[int, torch.Generator], Tensor], self._sample_prior)(num_draws, generator)
-
 
 class _ModuleDensity:
     """A torch module with independent normal priors on its parameters."""
-
-    fixed = False
-    can_sample_prior = True
 
     def __init__(
         self,
         module: torch.nn.Module,
         log_likelihood: Callable[..., Tensor],
         data: Sequence[Tensor] | Dataset[Any],
-        batch_size: int,
         prior_scale: float | Mapping[str, float | Tensor],
     ) -> None:
         self._tensors = tensors_of(data)
         self.num_data = len(self._tensors[0])
-        _check_batch_size(batch_size, self.num_data)
-        self.batch_size = batch_size
         self._module, self._log_likelihood = copy.deepcopy(module).eval(), log_likelihood
         parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
@@ -257,12 +214,6 @@ def _estimate_sum(log_likelihood: Tensor, rows: Tensor, num_data: int, weights: 
     return log_likelihood.sum() * (num_data / rows.shape[0])
 
 
-def _check_batch_size(batch_size: int, num_data: int) -> None:
-    """Raise SettingsError if the batch size exceeds the data."""
-    if not 1 <= batch_size <= num_data:
-        raise SettingsError(f"batch_size must lie between 1 and the {num_data} rows of the data, not {batch_size}")
-
-
 def tensors_of(data: Sequence[Tensor] | Dataset[Any]) -> list[Tensor]:
     """Return data as tensors with one row per observation; DataError if they differ in length or hold NaN."""
     if isinstance(data, Tensor):
@@ -309,9 +260,9 @@ class _MinibatchEngine:
         return found
 
     def _example(self, num_vectors: int) -> tuple[Tensor, ...]:
-        density = self._density
-        u = torch.zeros(num_vectors, density.dim, dtype=density.dtype, device=density.device)
-        rows = torch.arange(density.batch_size, device=density.device).expand(num_vectors, -1).contiguous()
+        of = self._density.of
+        u = torch.zeros(num_vectors, of.dim, dtype=of.dtype, device=of.device)
+        rows = torch.arange(self._density.batch_size, device=of.device).expand(num_vectors, -1).contiguous()
         return (u, rows, u.clone(), u[:, 0].clone(), u.clone()) if self._moving else (u, rows)
 
     def _can_be_batched(self) -> bool:
@@ -427,12 +378,24 @@ class Epochs:
         return RowState(order, torch.tensor(stop)), order[:, start:stop]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IndependentRows:
     """Sampling with replacement: every minibatch has new independent rows.
 
     The noise of successive gradients is independent, as the closed forms for the bias of a finite step assume;
-    :class:`Epochs` has less noise.
+    :class:`Epochs` has less noise. With unequal ``probabilities`` a minibatch estimates the sum over all data without
+    bias if a row of probability ``p`` counts ``1 / (B p)`` times, as in a :class:`MinibatchTarget` with
+    ``weights="optimal"``, which makes this order.
+
+    Parameters
+    ----------
+    probabilities : Tensor, optional
+        Positive, ``(N,)``, with sum one; equal by default.
+
+    Raises
+    ------
+    SettingsError
+        If the probabilities are not positive or their sum is not one, or the data have another number of rows.
 
     Examples
     --------
@@ -442,67 +405,38 @@ class IndependentRows:
     >>> state = order.init(2, 6, generator=generator)
     >>> order.next(state, 6, 3, generator=generator)[1].shape
     torch.Size([2, 3])
+    >>> order = IndependentRows(torch.tensor([0.98, 0.01, 0.01]))
+    >>> order.next(order.init(1, 3, generator=generator), 3, 5, generator=generator)[1]
+    tensor([[0, 0, 0, 0, 0]])
     """
+
+    probabilities: Tensor | None = None
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        p = self.probabilities
+        if p is not None and (p.dim() != 1 or not bool((p > 0).all()) or abs(float(p.sum()) - 1) > 1e-3):
+            raise SettingsError("probabilities must be positive numbers of shape (N,) that sum to one")
+
+    @cached_property
+    def _edges(self) -> Tensor | None:
+        return None if self.probabilities is None else self.probabilities.double().cumsum(0)
 
     def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
         """Return a state without an order."""
+        if self.probabilities is not None and len(self.probabilities) != num_data:
+            raise SettingsError(f"there are {num_data} rows, but {len(self.probabilities)} probabilities")
         order = torch.zeros(num_chains, 0, dtype=torch.int64, device=generator.device)
         return RowState(order, torch.zeros((), dtype=torch.int64))
 
     def next(
         self, state: RowState, num_data: int, batch_size: int, *, generator: torch.Generator
     ) -> tuple[RowState, Tensor]:
-        """Draw rows uniformly."""
+        """Draw rows, each with its probability."""
         shape = (state.order.shape[0], batch_size)
-        return state, torch.randint(num_data, shape, generator=generator, device=generator.device)
-
-
-@dataclass(frozen=True, eq=False)
-class WeightedRows:
-    """Sampling with replacement, each row with a probability of its own.
-
-    A minibatch estimates the sum over all data without bias if a row of probability ``p`` counts ``1 / (B p)`` times,
-    as in a :class:`MinibatchTarget` with ``weights="optimal"``, which makes this order.
-
-    Parameters
-    ----------
-    probabilities : Tensor
-        Positive, ``(N,)``, with sum one.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.inference.samplers import WeightedRows
-    >>> order, generator = WeightedRows(torch.tensor([0.98, 0.01, 0.01])), torch.Generator().manual_seed(0)
-    >>> state = order.init(1, 3, generator=generator)
-    >>> order.next(state, 3, 5, generator=generator)[1]
-    tensor([[0, 0, 0, 0, 0]])
-    """
-
-    probabilities: Tensor
-
-    __repr__ = short_repr
-
-    def __post_init__(self) -> None:
-        p = self.probabilities
-        if p.dim() != 1 or not bool((p > 0).all()) or abs(float(p.sum()) - 1) > 1e-3:
-            raise SettingsError("probabilities must be positive numbers of shape (N,) that sum to one")
-
-    @cached_property
-    def _edges(self) -> Tensor:
-        return self.probabilities.double().cumsum(0)
-
-    def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
-        """Return a state without an order."""
-        if len(self.probabilities) != num_data:
-            raise SettingsError(f"there are {num_data} rows, but {len(self.probabilities)} probabilities")
-        return IndependentRows().init(num_chains, num_data, generator=generator)
-
-    def next(
-        self, state: RowState, num_data: int, batch_size: int, *, generator: torch.Generator
-    ) -> tuple[RowState, Tensor]:
-        """Draw rows with their probabilities."""
-        shape = (state.order.shape[0], batch_size)
+        if self._edges is None:
+            return state, torch.randint(num_data, shape, generator=generator, device=generator.device)
         edges = self._edges.to(generator.device)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
         rows = torch.searchsorted(edges, uniform * edges[-1], right=True)
@@ -534,7 +468,7 @@ class MinibatchTarget:
         ``N`` and ``B``.
     dtype, device
         As for the model's data.
-    row_order : Epochs, IndependentRows or WeightedRows
+    row_order : Epochs or IndependentRows
         Sampling scheme of the rows.
     control : {"mode", "svrg"} or None
         Control variate of the estimates.
@@ -606,7 +540,8 @@ class MinibatchTarget:
         self.compile = compile
         self.control = "mode" if isinstance(control, Tensor) else control
         self.anchor: Tensor | None = None
-        self.sites, self.dim, self.dtype, self.device = density.sites, density.dim, density.dtype, density.device
+        of = density.of
+        self.sites, self.dim, self.dtype, self.device = of.sites, of.dim, of.dtype, of.device
         self.num_data, self.batch_size = density.num_data, density.batch_size
         self._full: Target | None = None
         self._estimate = self._plain = RowEstimate(density.joint)
@@ -635,7 +570,7 @@ class MinibatchTarget:
                 centre = normal.position if self.control == "svrg" else self.anchor
                 joint = self._density.joint
                 probabilities = optimal_probabilities(joint, self.num_data, points, centre, full.loops)
-                self.row_order = WeightedRows(probabilities)
+                self.row_order = IndependentRows(probabilities)
         anchor = None
         if self.anchor is not None:
             anchor = Anchor(*(x[0] for x in Anchor.at(full, self.anchor.unsqueeze(0))))
@@ -714,7 +649,9 @@ class MinibatchTarget:
         DataError
             If the data contain NaN.
         """
-        density = SubsampledDensity(model, args, kwargs, plate, batch_size, new_generator(seed))
+        of = SubsampledDensity(model, args, kwargs, plate, batch_size, new_generator(seed))
+        # An improper prior, from which nothing can be drawn, reports itself.
+        density = MinibatchDensity(of, of.joint, of.num_data, of.batch_size, of.sample_prior, of.fixed)
         return cls(density, row_order=row_order, compile=compile, control=control, weights=weights, seed=seed)
 
     @classmethod
@@ -773,7 +710,8 @@ class MinibatchTarget:
         >>> target.constrain(torch.zeros(3, 2, dtype=torch.float64))["weight"].shape
         torch.Size([3, 1, 1])
         """
-        density = _ModuleDensity(module, log_likelihood, data, batch_size, prior_scale)
+        of = _ModuleDensity(module, log_likelihood, data, prior_scale)
+        density = MinibatchDensity(of, of.joint, of.num_data, batch_size, of.sample_prior)
         return cls(density, row_order=row_order, compile=compile, control=control, weights=weights)
 
     @classmethod
@@ -830,9 +768,10 @@ class MinibatchTarget:
         >>> target.gradient(torch.zeros(1, 1, dtype=torch.float64), torch.arange(5)).item()
         20.0
         """
-        density = _FunctionDensity(
-            log_prior, log_likelihood, dim, num_data, batch_size, sample_prior, dtype, torch.device(device)
-        )
+        joint = _JointOfFunctions(log_prior, log_likelihood, num_data)
+        dim = whole_number("dim", dim, least=1)
+        of = FunctionDensity(log_prior, cast(Any, log_likelihood), dim, dtype, torch.device(device))
+        density = MinibatchDensity(of, joint, num_data, batch_size, sample_prior)
         return cls(density, row_order=row_order, compile=compile, control=control, weights=weights)
 
     # -- estimates --------------------------------------------------------------------------
@@ -1030,10 +969,7 @@ class MinibatchTarget:
         return self._on(rows, self._estimate)
 
     def _on(self, rows: Tensor, estimate: RowEstimate) -> Target:
-        density = self._density
-        on_rows = _OnRows(density, estimate, rows.to(self.device))
-        # An improper prior reports itself.
-        sample_prior = density.sample_prior if density.can_sample_prior or on_rows.improper_sites else None
+        on_rows, sample_prior = _OnRows(self._density.of, estimate, rows.to(self.device)), self._density.sample_prior
         return Target(on_rows, batched=False, sample_prior=sample_prior, compile=self.compile, loops=self._loops)
 
     def full_target(self) -> Target:

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data
-from bayeskit.core.evaluation import Evaluation, Evaluator
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import Stopped, watching
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
+from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.samplers.driver import (
     CHECKPOINT_SECONDS,
     Control,
@@ -32,136 +31,35 @@ from bayeskit.inference.samplers.driver import (
     say_early,
 )
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.population_moves import (
-    GRADIENTS_PER_STEP,
-    MoveInfo,
-    PopulationHMC,
+from bayeskit.inference.samplers.population_moves import GRADIENTS_PER_STEP, MoveInfo, PopulationHMC
+from bayeskit.inference.samplers.populations import (
+    PLANNED_CALLS,
+    PopulationMoves,
+    ResampleMove,
+    SMCInfo,
+    SMCState,
+    TemperedPath,
+    first_step_size,
+    num_trajectory_steps,
+    resample,
+    select_particles,
+    start_populations,
 )
-from bayeskit.inference.samplers.weighted_particles import (
-    effective_share,
-    next_temperature,
-    reweighted,
-    standardised,
-    systematic,
-)
+from bayeskit.inference.samplers.weighted_particles import count_distinct, effective_share, reweighted, systematic
 from bayeskit.logdensity.target import Target
 
 __all__ = [
-    "LEARNING_RATE",
-    "MIN_STEP_SIZE",
+    "AdaptiveTempering",
     "MovedParticles",
-    "MovedPopulations",
-    "PLANNED_CALLS",
-    "Pilot",
-    "PilotState",
-    "PopulationMoves",
     "Replicates",
-    "SMCInfo",
     "SMCRun",
     "SMCSchedule",
-    "SMCState",
     "Stage",
-    "TRAJECTORY",
-    "at_temperatures",
-    "count_distinct",
-    "first_step_size",
-    "learn_metric",
-    "num_trajectory_steps",
-    "resample",
+    "TemperedPopulations",
     "sample_smc",
-    "start_populations",
-    "survivors",
 ]
 
-# Tempered sequential Monte Carlo: populations move from the prior to the posterior in stages.
-
-RESAMPLE_BELOW = 0.9
-
-
-class SMCState(NamedTuple):
-    """``r`` independent populations of ``n`` weighted particles at one temperature."""
-
-    position: Tensor  # (r, n, d)
-    log_prior: Tensor  # (r, n)
-    log_likelihood: Tensor  # (r, n), -inf where it was not a number or infinite
-    log_weight: Tensor  # (r, n), normalised over n, double precision
-    ancestor: Tensor  # (r, n), index of the prior draw that a particle descends from
-    beta: Tensor  # (), double precision
-    undefined_share: Tensor  # (), share of prior draws where the likelihood was not a number or infinite
-
-
-class SMCInfo(NamedTuple):
-    """Diagnostics of one stage."""
-
-    log_increment: Tensor  # (r,), estimate of the log ratio of the two normalising constants
-    conditional_share: Tensor  # (r,), effective share left by this reweighting alone
-    effective_share: Tensor  # (r,), of all weights, before resampling
-    acceptance_rate: Tensor  # (r,), mean over particles and moves
-    diverging: Tensor  # (r,), share of moves
-    num_ancestors: Tensor  # (r,), int64: prior draws that still have descendants
-
-
-def start_populations(target: Target, num_replicates: int, num_particles: int, generator: torch.Generator) -> SMCState:
-    """Draw ``num_replicates`` populations of ``num_particles`` from the prior, as a state at ``beta = 0``."""
-    # DataError if every log likelihood is NaN, InitializationError if every likelihood is zero.
-    r, n = num_replicates, num_particles
-    position = target.sample_prior(r * n, seed=generator).to(target.device)
-    log_prior, log_likelihood = target.evaluate(position, compiled=False)
-    if bool(log_likelihood.isnan().all()):
-        raise DataError("the log likelihood is NaN at every prior draw; look for NaN or infinite values in the data")
-    undefined = (log_likelihood.isnan() | (log_likelihood == torch.inf)).to(torch.float64).mean()
-    log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-    if not bool(log_likelihood.isfinite().any()):
-        raise InitializationError(
-            f"the likelihood is zero at all {r * n} prior draws; use more particles, or check that data and "
-            "likelihood fit"
-        )
-    return SMCState(
-        position.reshape(r, n, -1),
-        log_prior.reshape(r, n),
-        log_likelihood.reshape(r, n),
-        torch.full((r, n), -math.log(n), dtype=torch.float64, device=position.device),
-        torch.arange(n, device=position.device).expand(r, n).clone(),
-        torch.zeros((), dtype=torch.float64, device=position.device),
-        undefined,
-    )
-
-
-def _reweight(state: SMCState, beta: float | Tensor) -> tuple[SMCState, Tensor, Tensor]:
-    """Return the state at ``beta``, the log increment and the conditional share, both ``(r,)``."""
-    beta = beta if isinstance(beta, Tensor) else torch.full_like(state.beta, beta)
-    step = (beta - state.beta).expand(len(state.log_weight))
-    log_weight, increment, left = reweighted(state.log_weight, state.log_likelihood.to(torch.float64), step)
-    return state._replace(log_weight=log_weight, beta=beta), increment, left
-
-
-def resample(state: SMCState, generator: torch.Generator, below: float = RESAMPLE_BELOW) -> SMCState:
-    """Replace each population whose effective share has fallen under ``below`` by an equally weighted one."""
-    index, log_weight = survivors(state.log_weight, generator, below)
-    return _select(state, index)._replace(log_weight=log_weight)
-
-
-def survivors(log_weight: Tensor, generator: torch.Generator, below: float = RESAMPLE_BELOW) -> tuple[Tensor, Tensor]:
-    """Return the particles to keep, ``(r, n)``, and their weights; populations above ``below`` keep all as they are."""
-    needed, n = (effective_share(log_weight) < below).unsqueeze(-1), log_weight.shape[-1]
-    index = torch.where(needed, systematic(log_weight, generator), torch.arange(n, device=needed.device))
-    return index, torch.where(needed, -math.log(n), log_weight)
-
-
-def _select(state: SMCState, index: Tensor) -> SMCState:
-    """Keep the particles ``index``, ``(r, n)``, of each population; their weights stay where they are."""
-    at = index.unsqueeze(-1).expand(-1, -1, state.position.shape[-1])
-    return state._replace(
-        position=state.position.gather(1, at),
-        log_prior=state.log_prior.gather(1, index),
-        log_likelihood=state.log_likelihood.gather(1, index),
-        ancestor=state.ancestor.gather(1, index),
-    )
-
-
-def count_distinct(index: Tensor) -> Tensor:
-    """Return how many different numbers are in each row, ``(r, n) -> (r,)``."""
-    return 1 + (index.sort(-1).values.diff(dim=-1) != 0).sum(-1)
+# Stages with settings that do not depend on the particles.
 
 
 class MovedParticles(NamedTuple):
@@ -230,12 +128,19 @@ class Stage:
 
     def step(self, target: Target, state: SMCState, *, generator: torch.Generator) -> tuple[SMCState, SMCInfo]:
         """Reweight, resample and move the populations to ``beta``."""
-        state, increment, left = _reweight(state, self.beta)
-        share = effective_share(state.log_weight)
-        state = resample(state, generator)
+        beta = torch.full_like(state.beta, self.beta)
+        step = (beta - state.beta).expand(len(state.log_weight))
+        log_weight, increment, left = reweighted(state.log_weight, state.log_likelihood.to(torch.float64), step)
+        state = resample(state._replace(log_weight=log_weight, beta=beta), generator)
         moved = self.move(target, state, generator=generator)
-        ancestors = count_distinct(moved.state.ancestor)
-        info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
+        info = SMCInfo(
+            log_increment=increment,
+            conditional_share=left,
+            effective_share=effective_share(log_weight),
+            acceptance_rate=moved.acceptance_rate,
+            diverging=moved.diverging,
+            num_ancestors=count_distinct(moved.state.ancestor),
+        )
         return moved.state, info
 
     def move(self, target: Target, state: SMCState, *, generator: torch.Generator) -> MovedParticles:
@@ -343,285 +248,90 @@ class SMCSchedule:
         return digest.hexdigest()[:32]
 
 
-# Populations of particles that move in one batch, each with its own density and step size.
+# Temperatures chosen and moves tuned on the way.
 
-PLANNED_CALLS = 200
-TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
-LEARNING_RATE = 2.0  # of the log step size, per unit of acceptance
-_WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
-_MAX_SEARCH = 200  # gradient calls, in one stage, for a step size that is accepted at all
-MIN_STEP_SIZE, _MAX_STEPS = 1e-6, 64
+_PILOT_CALLS = 500
 
 
-class MovedPopulations(NamedTuple):
-    """Populations after their moves."""
+class TemperedPopulations(NamedTuple):
+    """Populations, ``beta`` of shape ``(r, 1)``, and the step size that the moves of each have been tuned to."""
 
     particles: SMCState
     step_size: Tensor  # (r,)
-    num_moves: int
-    correlation: Tensor  # (), of the log likelihood with its value before
-    acceptance_rate: Tensor  # (r,), of the last move
-    diverging: Tensor  # (r,), of the last move
-    num_evaluations: int
-
-
-@dataclass(frozen=True)
-class PopulationMoves:
-    """Moves of populations by HMC, equally many for all, each at its own step size (Buchholz et al. 2021)."""
-
-    # Moves end if no coordinate, nor the log likelihood, has a correlation above this with its value before the moves,
-    # or if the last move lowered no such correlation by a tenth.
-    max_correlation: float = 0.5
-    max_moves: int = 20
-    target_acceptance: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name in ("max_correlation", "target_acceptance"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), "(0, 1)"))
-        object.__setattr__(self, "max_moves", whole_number("max_moves", self.max_moves, 1))
-
-    def run(
-        self, evaluate: Evaluator, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator
-    ) -> MovedPopulations:
-        """Move ``r`` populations of ``n`` until little is left of where they were, and tune ``step_size (r,)``.
-
-        ``evaluate`` maps ``(r * n, d)`` and ones ``(r * n,)`` to the density reached; ``metric`` has ``r`` entries.
-        """
-        r, n, d = particles.position.shape
-        weight = particles.log_weight.exp()
-        before = _summaries(particles.position, particles.log_likelihood)
-        pooled = particles.log_weight.flatten() - math.log(r)
-        target = _Evaluated(evaluate)
-        num_steps = num_trajectory_steps(float(_typical(step_size)))
-        chains = _kernel(metric, step_size, num_steps).init(target, particles.position.reshape(r * n, d))
-        calls, moves, busy = 1, 0, 1.0
-        correlation = torch.ones_like(before[0])
-        while busy and moves < self.max_moves:
-            chains, info = _kernel(metric, step_size, num_steps).step(target, chains, generator=generator)
-            calls += GRADIENTS_PER_STEP * num_steps
-            acceptance = (weight * info.acceptance_rate.reshape(r, n)).sum(-1)
-            step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
-            step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
-            now = _correlation_left(
-                before, _summaries(chains.position.reshape(r, n, d), chains.log_likelihood.reshape(r, n)), pooled
-            )
-            # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
-            worth = ((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any()
-            # One transfer from the device for all three.
-            seen = torch.stack([_typical(step_size), acceptance.mean(), worth.to(step_size)]).tolist()
-            num_steps, accepted, more = num_trajectory_steps(seen[0]), seen[1], seen[2]
-            if accepted < 0.5 * self.target_acceptance and calls < _MAX_SEARCH:
-                continue  # step sizes that are far off, as they may be at first, say nothing on how many are needed
-            moves, busy, correlation = moves + 1, more, now
-        return MovedPopulations(
-            particles._replace(
-                position=chains.position.reshape(r, n, d),
-                log_prior=chains.log_prior.reshape(r, n),
-                log_likelihood=chains.log_likelihood.reshape(r, n),
-            ),
-            step_size,
-            moves,
-            correlation[-1],
-            acceptance,
-            (weight * info.diverging.reshape(r, n)).sum(-1),
-            calls * r * n,
-        )
-
-
-def first_step_size(particles: SMCState) -> Tensor:
-    """Return where the tuning of each population's step size starts, ``(r,)``."""
-    return torch.full_like(particles.log_weight[:, 0], TRAJECTORY / 2)
-
-
-def at_temperatures(target: Target, beta: Tensor, num_particles: int, planned_calls: int = PLANNED_CALLS) -> Evaluator:
-    """Return the evaluation of all particles at the temperatures of their populations, ``(r, 1)``."""
-    rows = beta.to(target.dtype).expand(-1, num_particles).flatten()
-    evaluate = target.evaluator(len(rows), planned_calls)
-
-    def tempered(u: Tensor, _: Tensor) -> Evaluation:
-        return evaluate(u, rows)
-
-    return tempered
-
-
-class _Evaluated:
-    """What a kernel needs of a target."""
-
-    def __init__(self, evaluate: Evaluator) -> None:
-        self._evaluate = evaluate
-
-    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
-        return self._evaluate
-
-
-def _typical(step_size: Tensor) -> Tensor:
-    """Return the geometric mean of step sizes, ``(r,) -> ()``."""
-    return step_size.log().mean().exp()
-
-
-def _kernel(metric: Metric, step_size: Tensor, num_steps: int) -> PopulationHMC:
-    """Return a kernel whose metrics, ``r`` of them, are scaled by the step sizes, ``(r,)``."""
-    scale = step_size.to(metric.factor.dtype).reshape(-1, *(1,) * (metric.factor.dim() - 1))
-    scaled = Metric(metric.factor * scale, metric.is_dense)
-    return PopulationHMC(1.0, num_steps, scaled, 1.0, len(step_size), planned_calls=PLANNED_CALLS)
-
-
-def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
-    """Return what must be forgotten, ``(r * n, d + 1)``: where each particle is within its population."""
-    columns = torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
-    # Populations differ in their temperature, which moves do not change.
-    centred = columns - columns.median(1, keepdim=True).values
-    return centred.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).flatten(0, 1)
-
-
-# The pilot run of tempered sequential Monte Carlo: one population tunes every stage.
-
-_MAX_DENSE_DIMENSION = 200
-_BOUND = 4.0  # standard deviations beyond which particles count as less far out, so that every moment exists
-_ENOUGH = 0.25  # dimensions a particle, from which correlations are known
-_PLANNED_CALLS = 500
-
-
-class PilotState(NamedTuple):
-    """A population and the step size that its moves have been tuned to."""
-
-    particles: SMCState
-    step_size: Tensor  # ()
 
 
 @dataclass(frozen=True, eq=False)
-class Pilot:
-    """Algorithm for :func:`drive` that learns a schedule of temperatures and moves, one stage a step."""
+class AdaptiveTempering:
+    """Algorithm for :func:`drive` that carries populations from the prior to the posterior, one stage a step."""
 
     target: Target
     num_particles: int
-    ess_threshold: float  # conditional effective share that a change of temperature leaves
+    num_replicates: int
+    steps: ResampleMove
     seed: int
-    # Moves end if no coordinate, nor the log likelihood, has a correlation above this with its value before the moves;
-    # if the last move lowered no such correlation by a tenth; or after max_moves.
-    max_correlation: float = 0.5
-    max_moves: int = 20
-    target_acceptance: float = 0.9
+    planned_calls: int = PLANNED_CALLS
+    description: str = "adaptive tempering"
 
-    description = "tempering, pilot"
-    stream = "tempering, pilot"
     num_steps = None
-
-    def __post_init__(self) -> None:
-        for name, called, least in (("num_particles", "num_pilot_particles", 2), ("max_moves", "max_moves", 1),
-                                    ("seed", "seed", None)):  # fmt: skip
-            object.__setattr__(self, name, whole_number(called, getattr(self, name), least))
-        for name in ("ess_threshold", "max_correlation", "target_acceptance"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), "(0, 1)"))
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint must agree on."""
-        settings = {k: v for k, v in vars(self).items() if k != "target"}
-        return {"model": self.target.fingerprint(), "compile": str(self.target.compile)} | settings
+        return {
+            "model": self.target.fingerprint(),
+            "compile": str(self.target.compile),
+            "num_particles": self.num_particles,
+            "num_replicates": self.num_replicates,
+            "steps": repr(self.steps),
+            "seed": self.seed,
+        }
 
-    def start(self, generator: torch.Generator) -> PilotState:
+    def start(self, generator: torch.Generator) -> TemperedPopulations:
         """Draw from the prior."""
-        particles = start_populations(self.target, 1, self.num_particles, generator)
-        return PilotState(particles, torch.full_like(particles.beta, TRAJECTORY / 2))
+        particles = start_populations(self.target, self.num_replicates, self.num_particles, generator)
+        particles = particles._replace(beta=particles.log_weight.new_zeros(self.num_replicates, 1))
+        return TemperedPopulations(particles, first_step_size(particles))
 
     def advance(
-        self, state: PilotState, iteration: int, generator: torch.Generator
-    ) -> tuple[PilotState, Mapping[str, Tensor]]:
-        """Tune and run one stage."""
-        particles = state.particles
-        log_likelihood = particles.log_likelihood[0].to(torch.float64)
-        beta = next_temperature(particles.log_weight[0], log_likelihood, particles.beta, self.ess_threshold)
-        particles, increment, left = _reweight(particles, beta)
-        share = effective_share(particles.log_weight)
-        metric = learn_metric(particles.position[0], particles.log_weight[0])
-        particles = resample(particles, generator)
-        moves = PopulationMoves(self.max_correlation, self.max_moves, self.target_acceptance)
-        evaluate = at_temperatures(self.target, beta.reshape(1, 1), self.num_particles, _PLANNED_CALLS)
-        own = Metric(metric.factor.unsqueeze(0), metric.is_dense)
-        moved = moves.run(evaluate, particles, own, state.step_size.reshape(1), generator)
-        ancestors = count_distinct(particles.ancestor)
-        info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
-        learnt = {
-            "step_size": moved.step_size[0],
-            "num_moves": torch.tensor(moved.num_moves),
-            "correlation": moved.correlation,
-            "gradients": torch.tensor(moved.num_evaluations),
-            "beta": beta,
-            "factor": metric.factor,
-        }
-        return PilotState(moved.particles, moved.step_size[0]), info._asdict() | learnt
+        self, state: TemperedPopulations, iteration: int, generator: torch.Generator
+    ) -> tuple[TemperedPopulations, Mapping[str, Tensor]]:
+        """Run one stage."""
+        path = TemperedPath(self.target, self.planned_calls)
+        beta = state.particles.beta.squeeze(-1)
+        step = self.steps.step(path, state.particles, beta, state.step_size, generator)
+        learnt = {"beta": step.covered, "step_size": step.step_size}
+        if (moved := step.moved) is not None:
+            learnt["correlation"] = moved.correlation
+            learnt["num_moves"] = torch.tensor(moved.num_moves)
+            learnt["gradients"] = torch.tensor(moved.num_evaluations)
+            if self.num_replicates == 1:
+                learnt["factor"] = moved.metric.factor[0]  # for a schedule
+        particles = step.particles._replace(beta=step.covered.unsqueeze(-1))
+        return TemperedPopulations(particles, step.step_size), step.info._asdict() | learnt
 
-    def ending(self, state: PilotState, iteration: int, records: Records) -> Ending | None:
-        """End at the posterior."""
-        return "finished" if float(state.particles.beta) == 1 else None
+    def ending(self, state: TemperedPopulations, iteration: int, records: Records) -> Ending | None:
+        """End when all populations are at the posterior."""
+        return "finished" if bool((state.particles.beta == 1).all()) else None
 
-    def note(self, state: PilotState, iteration: int, records: Records) -> str:
-        """Say how far it has come."""
-        moves, acceptance = int(records["num_moves"][-1]), float(records["acceptance_rate"][-1])
-        return f"beta {float(state.particles.beta):.3g}, {moves} moves, acceptance {acceptance:.2f}"
+    def note(self, state: TemperedPopulations, iteration: int, records: Records) -> str:
+        """Say how far they have come."""
+        moves, acceptance = int(records["num_moves"][-1]), float(records["acceptance_rate"][-1].mean())
+        return f"beta {float(state.particles.beta.min()):.3g}, {moves} moves, acceptance {acceptance:.2f}"
 
-    def stages(self, records: Records) -> tuple[Stage, ...]:
-        """Freeze what has been learnt."""
-        if "beta" not in records:
-            return ()
-        columns = (records[name].tolist() for name in ("beta", "step_size", "num_moves"))
-        return tuple(
-            Stage(beta, step_size, num_trajectory_steps(step_size), num_moves, Metric(factor, factor.dim() == 2))
-            for beta, step_size, num_moves, factor in zip(*columns, records["factor"].unbind(), strict=True)
-        )
-
-    def spent(self, records: Records) -> int:
+    def num_evaluations(self, records: Records) -> int:
         """Return the gradient evaluations so far; values count as gradients."""
-        return self.num_particles + (int(records["gradients"].sum()) if "gradients" in records else 0)
+        moved = int(records["gradients"].sum()) if "gradients" in records else 0
+        return self.num_particles * self.num_replicates + moved
 
 
-def num_trajectory_steps(step_size: float) -> int:
-    """Return how many steps a trajectory has."""
-    return min(max(1, round(TRAJECTORY / step_size)), _MAX_STEPS)
-
-
-def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
-    """Return the metric of weighted particles, ``(n, d)`` and ``(n,)``, tails bounded; dense up to 200 dimensions."""
-    n, d = position.shape
-    weight = log_weight.exp().to(position.dtype).unsqueeze(-1)
-    z, scale = standardised(position, log_weight)
-    deviation = _deviation(z.clamp(-_BOUND, _BOUND), weight)
-    if d > _MAX_DENSE_DIMENSION:
-        return Metric(deviation * scale, False)
-    # A particle far out moves as a whole towards the mean of the others: bounds of its coordinates one by one, or their
-    # medians as the middle, would take it out of a narrow ridge across them.
-    z = z.nan_to_num()
-    farthest = z.abs().amax(-1, keepdim=True)
-    near = weight * (farthest <= _BOUND)
-    z = z - (near * z).sum(0) / near.sum().clamp(min=torch.finfo(z.dtype).tiny)
-    z = z * (_BOUND / farthest.clamp(min=_BOUND))
-    inside = _deviation(z, weight)
-    z = (z - (weight * z).sum(0)) / inside
-    # Correlations of few particles are shrunk to zero, those of four times the dimension are not.
-    ratio = d / (n * effective_share(log_weight))
-    shrinkage = ((ratio.square() - _ENOUGH**2) / (1 - _ENOUGH**2)).clamp(0.0, 1.0).to(position.dtype)
-    identity = torch.eye(d, dtype=position.dtype, device=position.device)
-    rounding = d * torch.finfo(position.dtype).eps
-    factor, failed = torch.linalg.cholesky_ex(torch.lerp((weight * z).mT @ z, identity, shrinkage + rounding))
-    factor = torch.where(failed == 0, factor, identity)
-    # One factor for all coordinates, which keeps the ridge.
-    inside = inside * (deviation / inside).log().mean().exp()
-    return Metric((inside * scale).unsqueeze(-1) * factor, True)
-
-
-def _deviation(z: Tensor, weight: Tensor) -> Tensor:
-    """Return the standard deviation of each column of ``z (n, k)`` under weights ``(n, 1)``, one where it is zero."""
-    deviation = (weight * (z - (weight * z).sum(0)).square()).sum(0).sqrt()
-    return torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-
-
-def _correlation_left(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
-    """Return the correlation of each column before and after, tails bounded."""
-    weight = log_weight.exp().to(before.dtype).unsqueeze(-1)
-    x, y = (standardised(column, log_weight)[0].clamp(-_BOUND, _BOUND) for column in (before, after))
-    x, y = x - (weight * x).sum(0), y - (weight * y).sum(0)
-    size = ((weight * x * x).sum(0) * (weight * y * y).sum(0)).sqrt()
-    return torch.where(size > 0, (weight * x * y).sum(0) / size, torch.zeros_like(size))
+def _as_stages(records: Records) -> tuple[Stage, ...]:
+    """Freeze what a single population has learnt."""
+    if "beta" not in records:
+        return ()
+    columns = (records[name].flatten().tolist() for name in ("beta", "step_size", "num_moves"))
+    return tuple(
+        Stage(beta, step_size, num_trajectory_steps(step_size), num_moves, Metric(factor, factor.dim() == 2))
+        for beta, step_size, num_moves, factor in zip(*columns, records["factor"].unbind(), strict=True)
+    )
 
 
 # Tempered sequential Monte Carlo for a target: a pilot run tunes the schedule, independent replicates use it.
@@ -800,16 +510,19 @@ def sample_smc(
     pilot_gradients, correlation, pilot_seconds = 0, None, 0.0
     given = schedule is not None
     if schedule is None:
-        pilot = Pilot(target, num_pilot_particles, ess_threshold, seed, max_correlation, max_moves, target_acceptance)
-        generator = new_generator(seed, target.device, pilot.stream)
+        num_pilot_particles = whole_number("num_pilot_particles", num_pilot_particles, 2)
+        moves = PopulationMoves(max_correlation, max_moves, target_acceptance)
+        steps = ResampleMove(ess_threshold, move_below=1.0, moves=moves)
+        pilot = AdaptiveTempering(target, num_pilot_particles, 1, steps, seed, _PILOT_CALLS, "tempering, pilot")
+        generator = new_generator(seed, target.device, pilot.description)
         outcome = drive(pilot, control, generator, target.device)
-        stages, pilot_gradients = pilot.stages(outcome.records), pilot.spent(outcome.records)
+        stages, pilot_gradients = _as_stages(outcome.records), pilot.num_evaluations(outcome.records)
         pilot_seconds = outcome.seconds
         if outcome.ending != "finished":
             if not stages:
                 raise nothing_done(outcome.ending, control, "in the first stage of the pilot")
-            particles = outcome.state.particles
-            beta = float(particles.beta)
+            beta = float(outcome.state.particles.beta)
+            particles = outcome.state.particles._replace(beta=outcome.state.particles.beta.squeeze())
             schedule = SMCSchedule(stages) if beta == 1 else None
             run = _as_run(target, particles, outcome, schedule, stages, generator, pilot_gradients, seed, deadline)
             say_early(run.ending, control, pilot.description, f"at inverse temperature {beta:.3g}")
@@ -948,7 +661,7 @@ def _pooled(state: SMCState, log_evidence: Tensor, generator: torch.Generator) -
     log_weight = state.log_weight + torch.where(possible, log_evidence, torch.zeros_like(log_evidence)).unsqueeze(1)
     index = systematic((log_weight - log_weight.logsumexp((0, 1))).reshape(1, -1), generator)
     fields = (x.flatten(0, 1).unsqueeze(0) if x.dim() else x for x in state)
-    chosen = _select(SMCState(*fields), index)
+    chosen = select_particles(SMCState(*fields), index)
     return SMCState(*(x.reshape(r, n, *x.shape[2:]) if x.dim() else x for x in chosen))
 
 

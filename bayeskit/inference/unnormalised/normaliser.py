@@ -19,9 +19,9 @@ from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.evidence.judging.densities import with_rounding
 from bayeskit.inference.evidence.judging.weights import weight_problems
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.held_out.annealing import sigmoid_schedule
 from bayeskit.inference.ratio import LEAST_OVERLAP, BidirectionalRatio, bidirectional_ratio
 from bayeskit.inference.samplers import HMC
+from bayeskit.inference.samplers.weighted_particles import sigmoid_schedule
 from bayeskit.inference.unnormalised.moves import (
     MovedChains,
     Unnormalised,

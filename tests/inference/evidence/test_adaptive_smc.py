@@ -10,13 +10,14 @@ from scipy.stats import norm
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
 from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, FoundModes
-from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, sequential_refusal
-from bayeskit.inference.samplers.smc import learn_metric
-from bayeskit.inference.samplers.weighted_particles import conditional_share
+from bayeskit.inference.evidence.sequential import adaptive_smc, sequential_refusal
+from bayeskit.inference.samplers.populations import learn_metric
+from bayeskit.inference.samplers.smc import AdaptiveTempering
+from bayeskit.inference.samplers.weighted_particles import conditional_share, next_common_temperature
 
 F64 = torch.float64
 MODULE = sys.modules["bayeskit.inference.evidence.sequential"]
-POPULATIONS = sys.modules["bayeskit.inference.evidence.sequential"]
+POPULATIONS = sys.modules["bayeskit.inference.samplers.populations"]
 SMALL = {"num_particles": 64, "num_replicates": 16, "ess_threshold": 0.9}
 
 
@@ -65,11 +66,11 @@ def test_bias_is_small_against_the_error_and_the_error_is_right(monkeypatch, cal
 def test_metrics_of_its_own_particles_would_bias_it(monkeypatch, limit):
     """The mutation: each population moves by the covariance of the particles that it moves."""
 
-    def own(particles):
+    def own(particles, centred):
         rows = zip(particles.position, particles.log_weight, strict=True)
         return POPULATIONS.Metric(torch.stack([learn_metric(*row).factor for row in rows]), True)
 
-    monkeypatch.setattr(MODULE, "crossed_metrics", own)
+    monkeypatch.setattr(POPULATIONS, "crossed_metrics", own)
     assert float(_scores(8, 10, monkeypatch).mean()) < -0.5 - limit() / math.sqrt(8)
 
 
@@ -86,7 +87,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     # Each run has a target of its own: what a run has found of its target counts in the judgement of the next.
     case = bk.exact.get("beta_binomial")
     whole = adaptive_smc(case.target(), seed=2, **SMALL)
-    advance = MODULE.AdaptivePopulations.advance
+    advance = AdaptiveTempering.advance
 
     def failing(self, state, iteration, generator):
         if iteration == 3:
@@ -97,7 +98,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     control = MODULE.Control
     monkeypatch.setattr(MODULE, "Control", lambda path, progress: control(path, 0.0, progress=progress))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(MODULE.AdaptivePopulations, "advance", failing)
+        patch.setattr(AdaptiveTempering, "advance", failing)
         adaptive_smc(case.target(), seed=2, checkpoint=tmp_path / "run", **SMALL)
     assert adaptive_smc(case.target(), seed=2, checkpoint=tmp_path / "run", **SMALL) == whole
     with pytest.raises(CheckpointError):
@@ -176,7 +177,7 @@ def test_populations_share_their_way():
     generator = torch.Generator().manual_seed(0)
     log_weight = torch.full((4, 50), -math.log(50), dtype=F64)
     log_ratio = -20 * torch.rand(4, 50, generator=generator, dtype=F64)
-    reached = next_step(log_weight, log_ratio, torch.zeros(4, dtype=F64), 0.8)
+    reached = next_common_temperature(log_weight, log_ratio, torch.zeros(4, dtype=F64), 0.8)
     assert bool((reached == reached[0]).all()) and 0 < float(reached[0]) < 1
     left = conditional_share((log_weight - math.log(4)).flatten(), reached[0] * log_ratio.flatten())
     assert float(left) == pytest.approx(0.8, abs=1e-6)

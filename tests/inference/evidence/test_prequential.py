@@ -14,6 +14,7 @@ from bayeskit.inference import evidence
 from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, FoundModes
 from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential, prequential_refusal
 from bayeskit.inference.evidence.shared_runs import SharedRuns
+from bayeskit.inference.samplers.weighted_data import WeightedData
 
 F64 = torch.float64
 TOSSES = torch.tensor([1, 1, 0, 1, 0, 1, 1, 1], dtype=F64)
@@ -118,9 +119,8 @@ def test_one_site_comes_after_the_others(limit):
 
 def test_moves_that_forget_the_data_are_noticed(limit, monkeypatch):
     """The mutation: particles move as if nothing had been seen."""
-    data = prequential.__wrapped__.__globals__["_Data"]
-    seen = data.seen
-    monkeypatch.setattr(data, "seen", lambda self, weights, n: seen(self, torch.zeros_like(weights), n))
+    counting = WeightedData.counting
+    monkeypatch.setattr(WeightedData, "counting", lambda self, weights: counting(self, 0 * weights))
     target, tosses = bk.Target.from_pyro(coin, torch.ones(16, dtype=F64)), torch.ones(16, dtype=F64)
     z = prequential(target, seed=3, **SMALL)
     assert abs(z.log_evidence - float(_succession(tosses).sum())) > limit() * z.standard_error

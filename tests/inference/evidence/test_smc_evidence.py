@@ -14,7 +14,7 @@ from bayeskit.core import statistics as _statistics
 from bayeskit.core.statistics import replicates_log_mean_error
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
 from bayeskit.inference.evidence.sequential import smc
-from bayeskit.inference.samplers.smc import Pilot, sample_smc
+from bayeskit.inference.samplers.smc import AdaptiveTempering, sample_smc
 
 F64 = torch.float64
 SMALL = {"num_particles": 32, "num_replicates": 16, "num_pilot_particles": 128, "ess_threshold": 0.9, "progress": False}
@@ -114,14 +114,14 @@ def test_every_evaluation_is_counted(case, monkeypatch):
 
     monkeypatch.setattr(target, "evaluator", counted)
     monkeypatch.setattr(target, "evaluate", lambda u, **how: (rows.append(len(u)), evaluate(u, **how))[1])
-    advance = Pilot.advance
+    advance = AdaptiveTempering.advance
 
     def interrupting(*arguments):
         signal.raise_signal(signal.SIGINT)
         return advance(*arguments)
 
     with monkeypatch.context() as patch, pytest.warns(SamplingWarning, match="interrupted"):
-        patch.setattr(Pilot, "advance", interrupting)
+        patch.setattr(AdaptiveTempering, "advance", interrupting)
         stopped = sample_smc(target, **SMALL)
     assert stopped.num_gradients == sum(rows)
     rows.clear()

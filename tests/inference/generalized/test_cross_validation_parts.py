@@ -11,15 +11,15 @@ import bayeskit as bk
 from bayeskit.core.statistics import pareto_shape, pareto_smoothed
 from bayeskit.inference.generalized import cross_validation as leave_out
 from bayeskit.inference.generalized.cross_validation import (
-    WeightedData,
     adjusted,
     all_sets,
-    at,
     cross_validation_evidence,
     predict,
     sampled_sets,
     widened_standard_error,
 )
+from bayeskit.inference.samplers.populations import equally_weighted
+from bayeskit.inference.samplers.weighted_data import DataPopulations, WeightedData
 
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0
@@ -149,8 +149,9 @@ def test_one_evaluation_gives_the_likelihood_of_each_datum(normal_target):
 def test_prediction_is_a_weighted_mean(normal_target):
     data = WeightedData(normal_target)
     generator = torch.Generator().manual_seed(0)
-    state = at(data, torch.randn(2, 400, 1, generator=generator, dtype=torch.float64), 0.0)
-    predictive = predict(state)
+    position = torch.randn(2, 400, 1, generator=generator, dtype=torch.float64)
+    state = DataPopulations.at(data, equally_weighted(position, position[..., 0], position[..., 0]), 0.0)
+    predictive = predict(state.particles.log_weight, state.pointwise)
     mean = state.pointwise.exp().mean(1)
     variance = state.pointwise.exp().var(1, correction=0) / 400
     assert torch.allclose(predictive.log_density, mean.log() + 0.5 * variance / mean.square())

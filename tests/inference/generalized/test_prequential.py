@@ -11,8 +11,10 @@ from scipy.stats import t as student
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.cross_validation import Carriage, WeightedData, prequential_score, prior_populations
-from bayeskit.inference.samplers.population_moves import PopulationHMC
+from bayeskit.inference.generalized.cross_validation import prequential_score, prior_populations
+from bayeskit.inference.samplers import PopulationMoves, ResampleMove, populations
+from bayeskit.inference.samplers.population_moves import MoveInfo, PopulationHMC
+from bayeskit.inference.samplers.weighted_data import WeightedData, carry
 
 Y = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1, 1.1, 0.7], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0
@@ -133,21 +135,20 @@ def test_moves_that_ignore_the_data_are_found_out(target, limit, monkeypatch):
 
 def test_increments_that_lose_the_weights_are_found_out(target, limit, monkeypatch):
     # The mutation: resampling forgets which particles the data prefer.
-    from bayeskit.inference.generalized import cross_validation as data_particles
-
-    def forgetful(log_weight, generator):
+    def forgetful(log_weight, generator, below):
         index = torch.arange(log_weight.shape[1]).expand(log_weight.shape).contiguous()
         return index, torch.full_like(log_weight, -math.log(log_weight.shape[1]))
 
-    monkeypatch.setattr(data_particles, "survivors", forgetful)
-    monkeypatch.setattr(PopulationHMC, "step", lambda self, target, state, *, generator: (state, _Accepted))
+    monkeypatch.setattr(populations, "survivors", forgetful)
+    monkeypatch.setattr(PopulationHMC, "step", lambda self, target, state, *, generator: (state, _accepted(state)))
     result = prequential_score(target, orders=2, num_replicates=8, seed=1)
     exact = float(closed_form(torch.arange(8).unsqueeze(0)).sum())
     assert abs(result.log_evidence - exact) > limit() * result.log_evidence_standard_error
 
 
-class _Accepted:
-    acceptance_rate = torch.ones(1)
+def _accepted(state):
+    ones = torch.ones_like(state.log_density)
+    return MoveInfo(ones, ones < 1, ones)
 
 
 def test_particles_are_carried_to_any_weights(target, limit):
@@ -157,14 +158,14 @@ def test_particles_are_carried_to_any_weights(target, limit):
     state = prior_populations(data, 16, 256, generator)
     weights = torch.zeros(16, 8, dtype=torch.float64)
     weights[:, 0], weights[:, 3] = 0.5, 1.0
-    state, increment = Carriage().carry(data, state, weights, generator)
+    state, increment, _, _ = carry(data, state, weights, ResampleMove(), generator)
     precision = 1 / PRIOR_VARIANCE + 1.5
     total, squares = 0.5 * Y[0] + Y[3], 0.5 * Y[0].square() + Y[3].square()
     exact = -0.75 * math.log(2 * math.pi) - 0.5 * math.log(PRIOR_VARIANCE * precision)
     exact += float(0.5 * total.square() / precision - 0.5 * squares)
     value = float(increment.logsumexp(0)) - math.log(16)
     assert abs(value - exact) < limit() * float((increment - value).exp().std()) / 4
-    mean = (state.log_weight.exp() * state.position.squeeze(-1)).sum(1)
+    mean = (state.particles.log_weight.exp() * state.particles.position.squeeze(-1)).sum(1)
     assert abs(float(mean.mean() - total / precision)) < limit() * float(mean.std()) / 4
     assert torch.equal(state.data_weights, weights)
 
@@ -221,9 +222,11 @@ def test_bad_settings(target):
     with pytest.raises(SettingsError, match="orders must be at least 1"):
         prequential_score(target, 0)
     with pytest.raises(SettingsError, match="ess_threshold"):
-        Carriage(ess_threshold=1.5)
-    with pytest.raises(SettingsError, match="num_moves"):
-        Carriage(num_moves=0)
+        ResampleMove(ess_threshold=1.5)
+    with pytest.raises(SettingsError, match="max_moves"):
+        PopulationMoves(max_moves=0)
+    with pytest.raises(SettingsError, match="must be PopulationMoves"):
+        ResampleMove(moves=3)
     with pytest.raises(SettingsError, match="improper"):
         prequential_score(GibbsPosterior(Flat(), losses.HalfSquared(), Y))
     normal = dist.Normal(torch.zeros((), dtype=torch.float64), 1.0)

@@ -17,7 +17,6 @@ from bayeskit.inference.samplers import (
     Epochs,
     IndependentRows,
     MinibatchTarget,
-    WeightedRows,
     sample_stochastic_gradient,
 )
 from bayeskit.inference.samplers.minibatch import AnchoredRows
@@ -55,7 +54,7 @@ def make(name, **settings):
 def enumerated(target, u, anchor=None):
     """Mean of the estimates over all ordered pairs of rows, with their probabilities."""
     chances = torch.full((NUM_DATA,), 1 / NUM_DATA, dtype=torch.float64)
-    if isinstance(target.row_order, WeightedRows):
+    if getattr(target.row_order, "probabilities", None) is not None:
         chances = target.row_order.probabilities
     value, gradient = 0.0, 0.0
     for pair in itertools.product(range(NUM_DATA), repeat=2):
@@ -107,13 +106,13 @@ def test_the_enumeration_notices_what_is_forgotten(forgotten):
 
 def test_rows_are_drawn_with_their_probabilities(limit):
     chances = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
-    order, generator = WeightedRows(chances), torch.Generator().manual_seed(0)
+    order, generator = IndependentRows(chances), torch.Generator().manual_seed(0)
     _, rows = order.next(order.init(20_000, 4, generator=generator), 4, 3, generator=generator)
     found = torch.bincount(rows.flatten(), minlength=4) / rows.numel()
     z = (found - chances) / (chances * (1 - chances) / rows.numel()).sqrt()
     assert float(z.abs().max()) < limit(4)
     with pytest.raises(SettingsError, match="sum to one"):
-        WeightedRows(chances / 2)
+        IndependentRows(chances / 2)
     with pytest.raises(SettingsError, match="5 rows, but 4 probabilities"):
         order.init(1, 5, generator=generator)
 

@@ -33,7 +33,8 @@ from bayeskit.inference.samplers import (
 from bayeskit.inference.samplers.chains import PriorDraws, Tempering, TemperingState
 from bayeskit.inference.samplers.nested import TICKS_BETWEEN_CHECKS
 from bayeskit.inference.samplers.nuts import LEAVES_PER_LOOK_ELSEWHERE
-from bayeskit.inference.samplers.smc import Pilot, PilotState, SMCState, Stage
+from bayeskit.inference.samplers.populations import PopulationMoves, ResampleMove, SMCState
+from bayeskit.inference.samplers.smc import AdaptiveTempering, Stage, TemperedPopulations
 from bayeskit.inference.samplers.stochastic_gradient import settled
 
 DEVICES = [
@@ -276,15 +277,17 @@ def test_a_frozen_stage_looks_at_nothing(target, num_steps, num_moves):
         assert counted(stage, target, state)[:2] == (0, 0)
 
 
-def test_a_pilot_looks_once_a_stage_and_once_a_move(target):
-    """At the temperature that it found; then at step size and acceptance, and whether another move is needed."""
-    state = PilotState(
-        SMCState(zeros(1, 32, 3), *[zeros(1, 32)] * 3, zeros(1, 32, dtype=torch.int64), zeros(), zeros()), zeros()
+def test_a_pilot_looks_twice_a_stage_and_once_a_move(target):
+    """Whether it is the last stage; at the step size; then at step size and acceptance, and whether it moves again."""
+    particles = SMCState(
+        zeros(1, 32, 3), *[zeros(1, 32)] * 3, zeros(1, 32, dtype=torch.int64), beta=zeros(1, 1), undefined_share=zeros()
     )
     for max_moves in (1, 6):
-        with transfers(0.5) as count:
-            Pilot(target, 32, 0.9, 0, max_moves=max_moves).advance(state, 0, _DeviceGenerator())
-        assert count == {"reads": 1 + max_moves, "writes": 0}
+        steps = ResampleMove(0.9, move_below=1.0, moves=PopulationMoves(max_moves=max_moves))
+        with transfers(0.0, 0.5) as count:
+            pilot = AdaptiveTempering(target, 32, 1, steps, 0)
+            pilot.advance(TemperedPopulations(particles, zeros(1)), 0, _DeviceGenerator())
+        assert count == {"reads": 2 + max_moves, "writes": 0}
 
 
 def test_slices_look_every_fourth_evaluation(target, monkeypatch):

@@ -20,7 +20,7 @@ from bayeskit.inference.samplers import (
     sample_stochastic_gradient,
 )
 from bayeskit.inference.samplers import smc as smc_run
-from bayeskit.inference.samplers.smc import Pilot, Replicates
+from bayeskit.inference.samplers.smc import AdaptiveTempering, Replicates
 from bayeskit.inference.samplers.stochastic_gradient import StochasticGradientRun
 
 LONG = 100.0
@@ -83,7 +83,7 @@ def test_a_time_budget_that_leaves_nothing_is_an_error(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("run", "algorithm"), [(smc, Pilot), (nested, NestedSampler), (minibatch, StochasticGradientRun)]
+    ("run", "algorithm"), [(smc, AdaptiveTempering), (nested, NestedSampler), (minibatch, StochasticGradientRun)]
 )
 def test_ctrl_c_that_leaves_nothing_is_raised(run, algorithm, monkeypatch):
     start = algorithm.start
@@ -97,7 +97,7 @@ def test_ctrl_c_that_leaves_nothing_is_raised(run, algorithm, monkeypatch):
         run()
 
 
-@pytest.mark.parametrize("phase", [Pilot, Replicates])
+@pytest.mark.parametrize("phase", [AdaptiveTempering, Replicates])
 def test_what_smc_has_done_is_returned(phase, clock, monkeypatch, tmp_path):
     whole = smc()
     with monkeypatch.context() as patch:
@@ -105,14 +105,14 @@ def test_what_smc_has_done_is_returned(phase, clock, monkeypatch, tmp_path):
         with pytest.warns(SamplingWarning, match="time budget of 50 s.*the same call resumes from the checkpoint"):
             cut = smc(time_budget=50.0, checkpoint=tmp_path / "state")
     assert cut.ending == "time budget" and len(cut.beta) == 2
-    assert 0 < float(cut.draws.beta[0]) < 1 and (cut.schedule is None) == (phase is Pilot)
+    assert 0 < float(cut.draws.beta[0]) < 1 and (cut.schedule is None) == (phase is AdaptiveTempering)
     resumed = smc(checkpoint=tmp_path / "state")
     assert torch.equal(resumed.draws.unconstrained, whole.draws.unconstrained)
     assert torch.equal(resumed.log_evidence, whole.log_evidence)
     assert resumed.draws.seconds == LONG  # of both parts; the clock stood still otherwise
 
 
-@pytest.mark.parametrize("algorithm", [Pilot, Replicates, NestedSampler, StochasticGradientRun])
+@pytest.mark.parametrize("algorithm", [AdaptiveTempering, Replicates, NestedSampler, StochasticGradientRun])
 def test_ctrl_c_in_the_last_step_is_heard_and_returns_everything(algorithm, monkeypatch):
     """Whoever follows several runs up has to hear it, though this one is complete."""
     if algorithm is NestedSampler:
@@ -129,7 +129,7 @@ def test_ctrl_c_in_the_last_step_is_heard_and_returns_everything(algorithm, monk
         complete = run()
     ending = complete.settings["ending"] if algorithm is StochasticGradientRun else complete.ending
     assert ending == "interrupted"
-    if algorithm is Pilot:
+    if algorithm is AdaptiveTempering:
         assert float(complete.draws.beta[0]) == 1 and complete.schedule.fingerprint() == whole.schedule.fingerprint()
     else:
         assert torch.equal(draws(complete), draws(whole))

@@ -24,7 +24,8 @@ from bayeskit.errors import (
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.population_moves import PopulationHMC
-from bayeskit.inference.samplers.smc import SMCSchedule, SMCState, Stage, learn_metric, sample_smc, start_populations
+from bayeskit.inference.samplers.populations import SMCState, learn_metric, start_populations
+from bayeskit.inference.samplers.smc import SMCSchedule, Stage, sample_smc
 from bayeskit.inference.samplers.weighted_particles import (
     conditional_share,
     effective_share,

@@ -27,7 +27,7 @@ from bayeskit.inference.known_modes import (
     reflections,
 )
 from bayeskit.inference.samplers.population_moves import GRADIENTS_PER_STEP, PopulationHMC
-from bayeskit.inference.samplers.smc import learn_metric, num_trajectory_steps
+from bayeskit.inference.samplers.populations import learn_metric, num_trajectory_steps
 from bayeskit.logdensity.target import Target
 
 __all__ = [
