@@ -132,7 +132,9 @@ _NAMES_OF_TYPES = {
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.contiguous().reshape(-1)
+    # A single number may have any stride, and only a stride of one can be read as bytes.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 
 def _payload(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:

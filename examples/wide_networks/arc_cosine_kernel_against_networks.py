@@ -159,8 +159,8 @@ assert abs(units[5] @ last - solved) < 1e-9
 # -------
 # The kernel predicts all test images, and so do networks of five widths. The mean over last layers and noise is known
 # given the hidden layer; the mean over hidden layers is a Monte Carlo average. It is summarised by the margin, the mean
-# of prediction times label. How the bias falls is fitted to the three largest widths, for at small ones higher powers
-# of one over the width take part.
+# of prediction times label. If its bias falls like one over the width, their product is a constant. That is tested on
+# the three largest widths, for at small ones higher powers of one over the width take part.
 
 limit = nngp_posterior(kernel, x_train, y_train, NOISE)
 assert limit.jitter == 0.0
@@ -183,25 +183,11 @@ for width in widths:
     last_predictions[width] = networks.mean(0)
     print(f"width {width:5d}: margin off by {bias[-1]:.5f} +- {error[-1]:.5f}; one network strays by {strays[-1]:.3f}")
 
-
-def fit_power(widths: Tensor, values: Tensor, errors: Tensor) -> tuple[float, float, float, float]:
-    """Return the amplitude and rate of ``amplitude / widths**rate`` by least squares, and the rate's 95 % interval."""
-    rates = torch.linspace(-1, 6, 7001, dtype=widths.dtype)
-    powers, weights = widths ** -rates[:, None], errors**-2
-    amplitudes = (powers * weights) @ values / (powers.square() @ weights)
-    misfits = (values - amplitudes[:, None] * powers).square() @ weights
-    inside = rates[misfits < misfits.min() + 3.8415]  # quantile of chi squared
-    best = misfits.argmin()
-    return float(amplitudes[best]), float(rates[best]), float(inside[0]), float(inside[-1])
-
-
 size, values, errors = (torch.tensor(v[-3:], dtype=torch.float64) for v in (widths, bias, error))
-exact = fit_power(size, 3 / size**1.25, errors)
-assert abs(exact[0] - 3) < 1e-9 and abs(exact[1] - 1.25) < 1e-9  # a power is found exactly
-amplitude, rate, low, high = fit_power(size, values, errors)
-print(f"margin of the ensemble, three largest widths: falls with the power {rate:.3f} of the width, ", end="")
-print(f"95 % interval {low:.3f} to {high:.3f}")
-assert abs(rate - 1) < 4.5 / 1.96 * (high - low) / 2  # the interval has level 0.95
+products, spreads = size * values, size * errors
+constant = float((products / spreads.square()).sum() / (1 / spreads.square()).sum())
+print(f"margin off by {constant:.3f} / width, three largest widths; times the width {products.tolist()}")
+assert ((products - constant) / spreads).abs().max() < 4.5
 
 # %%
 # What it says
@@ -219,7 +205,7 @@ left, right = figure.subplots(1, 2)
 left.plot(widths, strays, "C1s", label="one network")
 left.plot(widths, [strays[0] * (widths[0] / n) ** 0.5 for n in widths], "C1:", label="1 / root of the width")
 left.errorbar(widths, [abs(b) for b in bias], [1.96 * e for e in error], fmt="C0o", capsize=3, label="ensemble, margin")
-left.plot(widths, [abs(amplitude) / n**rate for n in widths], "C0--", label="fitted power")
+left.plot(widths, [abs(constant) / n for n in widths], "C0--", label="a constant / width")
 left.set(xscale="log", yscale="log", xlabel="hidden units", ylabel="distance from the kernel's prediction")
 left.set_xticks(widths, widths)
 left.minorticks_off()
