@@ -49,7 +49,7 @@ def test_what_is_read_is_what_was_written(path):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_files_are_those_of_the_library_of_the_format(tmp_path, dtype):
     tensors = {"ä/b": torch.arange(6).reshape(2, 3).to(dtype), "a": torch.zeros(0, 2, dtype=dtype)}
-    tensors |= {"view": tensors["ä/b"][:, 1], "one": tensors["ä/b"][:1, 1], "scalar": torch.tensor(1, dtype=dtype)}
+    tensors |= {"view": tensors["ä/b"][:, 1], "scalar": torch.tensor(1, dtype=dtype)}
     save_tensors(tmp_path / "ours", tensors, {}, SCHEMA)
     with safe_open(tmp_path / "ours", framework="pt") as file:
         metadata = file.metadata()
