@@ -299,7 +299,6 @@ ELSEWHERE = {
     "data are simulated on the host, or a function of the user is given the host's": """
         inference.generalized.coverage: coverage_report
         inference.generalized.cross_validation: enumerated_cross_validation
-        inference.generalized.martingale: PolyaUrn
         models.discrete.permutations.matching: NoisyMatching
     """,
     "networks are trained in single precision, and Adam magnifies rounding: on_a_device.py has a case of its own": """
@@ -389,7 +388,6 @@ ELSEWHERE = {
         inference.objectives.objective: Objective
         inference.generalized.posterior: Pooling
         inference.generalized.losses.prediction: PredictionLoss
-        inference.generalized.martingale: Predictive
         models.discrete.permutations.relaxations: Relaxation
         inference.generalized.coverage: ReplicatePosteriors
         inference.samplers.populations: PopulationMoves ResampleMove SMCInfo SMCState

@@ -39,6 +39,7 @@ _FILES = {
     "primates.nex": "models/phylogenetics/data",
     "minnesota_radon.csv": "gallery/data",
     "leukaemia_remission.csv": "gallery/data",
+    "zachary_karate_club.txt": "gallery/data",
 }
 """Files that pages begin with, by their folders in the package."""
 
@@ -103,7 +104,7 @@ def is_small() -> bool:
 
 
 def data_file(name: str) -> Path:
-    """Return the path of a data file that a case study begins with, to be replaced by a file of one's own.
+    """Return the path of a data file that a page begins with, to be replaced by a file of one's own.
 
     Parameters
     ----------
@@ -112,7 +113,8 @@ def data_file(name: str) -> Path:
         houses of 85 counties of Minnesota, with columns ``county``, ``floor`` (0 where measured in the basement, 1 on
         the first floor), ``radon`` and ``uranium`` (of the county's soil). ``"leukaemia_remission.csv"``: weeks in
         remission of 42 children with leukaemia in a trial of 6-mercaptopurine, with columns ``arm``, ``weeks`` and
-        ``relapse`` (0 where still in remission when last seen).
+        ``relapse`` (0 where still in remission when last seen). ``"zachary_karate_club.txt"``: for each of 34 members
+        of a karate club the side taken when it split, and the friends with higher numbers.
 
     Raises
     ------
@@ -129,6 +131,9 @@ def data_file(name: str) -> Path:
 
     Freireich, E. J., Gehan, E., Frei, E., et al. (1963). The effect of 6-mercaptopurine on the duration of
     steroid-induced remissions in acute leukemia. Blood 21, 699-716.
+
+    Zachary, W. W. (1977). An information flow model for conflict and fission in small groups.
+    Journal of Anthropological Research 33, 452-473.
 
     Examples
     --------

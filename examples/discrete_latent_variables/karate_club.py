@@ -10,22 +10,15 @@ instructor, member 1, and the administrator, member 34, split it in two. Do the 
 """
 
 import itertools
-import warnings
+import math
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from scipy.special import betaln, gammaln, logsumexp
+from torch.nn.functional import one_hot
 
-from bayeskit.errors import AccuracyWarning
-from bayeskit.gallery import is_small
-from bayeskit.models.discrete.block_model import (
-    StochasticBlockModel,
-    annealed_evidence,
-    compare_num_blocks,
-    karate_club,
-    plot_co_assignment,
-)
+from bayeskit.gallery import data_file, is_small
 
 # %%
 # The model
@@ -39,65 +32,135 @@ from bayeskit.models.discrete.block_model import (
 #    \theta_{ab} \sim \mathrm{Beta}(1, 1), \qquad A_{ij} \sim \mathrm{Bernoulli}(\theta_{z_i z_j}).
 #
 # Proportions and probabilities integrate out, so that only the :math:`K^{34}` assignments are left. A block need not be
-# a community: any members whose friends are of the same kinds make one.
+# a community: any members whose friends are of the same kinds make one. With :math:`n_a` members, and :math:`e_{ab}`
+# friendships among :math:`m_{ab}` pairs of two blocks,
+#
+# .. math::
+#
+#    p(z) = \frac{(K - 1)!}{(n + K - 1)!} \prod_a n_a!, \qquad
+#    p(A \mid z) = \prod_{a \le b} \frac{e_{ab}! \, (m_{ab} - e_{ab})!}{(m_{ab} + 1)!}.
 
-club = karate_club()
-print(f"{len(club.adjacency)} members, {int(club.adjacency.sum()) // 2} friendships")
+
+LOG_FACTORIALS = torch.arange(1, 35 * 34, dtype=torch.float64).lgamma()
+
+
+def log_edges(edges, pairs):
+    """Return the log probability of the edges among pairs of nodes whose probability of an edge is uniform."""
+    edges, pairs = edges.long(), pairs.long()
+    return LOG_FACTORIALS[edges] + LOG_FACTORIALS[pairs - edges] - LOG_FACTORIALS[pairs + 1]
+
+
+def edges_and_pairs(sizes, ends):
+    """Return edges and pairs (*batch, K, K) between blocks, of sizes (*batch, K) and ends; those within once."""
+    places = sizes[..., None] * sizes[..., None, :] - sizes.diag_embed()
+    return (x - 0.5 * x.diagonal(dim1=-2, dim2=-1).diag_embed() for x in (ends, places))
+
+
+def log_prior_and_likelihood(adjacency, members):
+    """Return log probabilities (*batch) of one-hot members (*batch, nodes, K), and of the graph given them."""
+    sizes, (num_blocks, nodes) = members.sum(-2), (members.shape[-1], len(adjacency))
+    edges, pairs = edges_and_pairs(sizes, members.mT @ (adjacency @ members))
+    log_prior = math.lgamma(num_blocks) - math.lgamma(nodes + num_blocks) + LOG_FACTORIALS[sizes.long()].sum(-1)
+    return log_prior, log_edges(edges, pairs).triu().sum((-2, -1))
+
+
+lines = [line.split() for line in data_file("zachary_karate_club.txt").read_text().splitlines() if line[0] != "#"]
+adjacency = torch.zeros(34, 34, dtype=torch.float64)
+for member, _, *friends in lines:
+    adjacency[int(member) - 1, [int(friend) - 1 for friend in friends]] = 1.0
+adjacency += adjacency.T.clone()
+with_instructor = torch.tensor([side == "instructor" for _, side, *_ in lines])
+print(f"{len(adjacency)} members, {int(adjacency.sum()) // 2} friendships")
 
 # %%
 # Before the data
 # ---------------
-# Clubs drawn from the prior. The probabilities of friendships are anything at all, so most clubs know many more
-# friendships than this one; the model is not told that acquaintance is rare.
+# Clubs drawn from the prior with two blocks. The probabilities of friendships are anything at all, so most clubs know
+# many more friendships than this one; the model is not told that acquaintance is rare.
 
 generator = torch.Generator().manual_seed(0)
-print("friendships, quantiles 5, 25, 50, 75, 95 %")
-for blocks in (1, 2, 4):
-    z = StochasticBlockModel(club.adjacency, blocks).sample_prior(1000, generator=generator)
-    theta = torch.rand(1000, blocks, blocks, generator=generator)
-    theta = theta.triu() + theta.triu(1).mT
-    chance = theta[torch.arange(1000)[:, None, None], z[:, :, None], z[:, None, :]]
-    number = (torch.rand(chance.shape, generator=generator) < chance).triu(1).sum((1, 2)).double()
-    quantiles = number.quantile(torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64))
-    print(f"    {blocks} blocks:" + "".join(f"{float(q):6.0f}" for q in quantiles))
+share, theta = torch.rand(1000, 1, generator=generator), torch.rand(1000, 3, generator=generator)
+first_block = torch.rand(1000, 34, generator=generator) < share
+chance = theta.gather(1, (first_block[:, :, None].int() + first_block[:, None, :].int()).flatten(1).long())
+number = (torch.rand(chance.shape, generator=generator) < chance).view(-1, 34, 34).triu(1).sum((1, 2)).double()
+quantiles = number.quantile(torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64))
+print("friendships, quantiles 5, 25, 50, 75, 95 %:" + "".join(f"{float(q):6.0f}" for q in quantiles))
 
 # %%
 # An exact twin
 # -------------
 # The first ten members can be put into two blocks in 1,024 ways. Each is scored here by hand, from beta and gamma
-# functions; the sum is the evidence, and annealing has to find it within its error.
+# functions. Annealing has to find their sum, the evidence, within its error. Its chains start from the prior and sweep
+# through the members while the data gain weight :cite:p:`neal2001`; they are independent of each other, and the mean of
+# their weights is an unbiased estimate of the evidence.
 
-ten = club.adjacency[:10, :10].numpy()
-scores = []
+
+def gibbs_sweep(adjacency, members, power, generator):
+    """Draw the block of each node in turn given the others, the likelihood raised to a power; changes members."""
+    sizes, ends = members.sum(1), members.mT @ (adjacency @ members)
+    for node, friends in enumerate(adjacency.bool()):
+        near = members[:, friends].sum(1)
+        met = members[:, node, :, None] * near[:, None, :]
+        sizes, ends = sizes - members[:, node], ends - met - met.mT
+        edges, pairs = edges_and_pairs(sizes, ends)
+        gains = log_edges(edges + near[:, None, :], pairs + sizes[:, None, :]) - log_edges(edges, pairs)
+        logits = power * gains.sum(-1) + (sizes + 1).log()
+        drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+        members[:, node] = one_hot(drawn, members.shape[-1]).to(members)
+        met = members[:, node, :, None] * near[:, None, :]
+        sizes, ends = sizes + members[:, node], ends + met + met.mT
+
+
+def anneal(adjacency, num_blocks, num_chains, num_steps, seed=0):
+    """Return final one-hot members (chains, nodes, K) and log weights (chains,) of chains from prior to posterior."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = -torch.rand(num_chains, num_blocks, generator=generator, dtype=torch.float64).log()
+    assignments = torch.multinomial(shares, len(adjacency), replacement=True, generator=generator)
+    members, log_weights, before = one_hot(assignments, num_blocks).to(adjacency), 0.0, 0.0
+    for power in (torch.arange(1, num_steps + 1) / num_steps).square().tolist():
+        log_weights = log_weights + (power - before) * log_prior_and_likelihood(adjacency, members)[1]
+        gibbs_sweep(adjacency, members, power, generator)
+        before = power
+    return members, log_weights
+
+
+def evidence(log_weights):
+    """Return the log of the mean weight, its standard error, and the number of chains that the weights are worth."""
+    mean = float(log_weights.logsumexp(0)) - math.log(len(log_weights))
+    worth = float(1 / log_weights.softmax(0).square().sum())
+    return mean, float((log_weights - mean).exp().std()) / len(log_weights) ** 0.5, worth
+
+
+ten, scores = adjacency[:10, :10], []
 for blocks in itertools.product([0, 1], repeat=10):
     z = np.array(blocks)
     sizes = np.bincount(z, minlength=2)
     score = gammaln(sizes + 1).sum() + gammaln(2) - gammaln(12)
-    for a, b in ((0, 0), (0, 1), (1, 1)):
-        pairs = [(i, j) for i, j in itertools.combinations(range(10), 2) if sorted((z[i], z[j])) == [a, b]]
-        edges = sum(ten[i, j] for i, j in pairs)
-        score += betaln(1 + edges, 1 + len(pairs) - edges)
+    for kind in ((0, 0), (0, 1), (1, 1)):
+        among = [float(ten[i, j]) for i, j in itertools.combinations(range(10), 2) if tuple(sorted(z[[i, j]])) == kind]
+        score += betaln(1 + sum(among), 1 + len(among) - sum(among))
     scores.append(score)
-by_hand = logsumexp(scores)
-few = StochasticBlockModel(club.adjacency[:10, :10], num_blocks=2)
-annealed = annealed_evidence(few, num_chains=1000, num_steps=20, seed=0, progress=False)
-print(f"ten members: exact {by_hand:.6f}, annealed {annealed.log_evidence:.3f} +- {annealed.standard_error:.3f}")
-assert abs(float(few.enumerate().log_evidence) - by_hand) < 1e-9
-assert abs(annealed.log_evidence - by_hand) < 4.5 * annealed.standard_error
+all_members = one_hot(torch.cartesian_prod(*[torch.arange(2)] * 10), 2).to(ten)
+assert np.abs(sum(log_prior_and_likelihood(ten, all_members)).numpy() - scores).max() < 1e-9
+
+log_evidence, error, worth = evidence(anneal(ten, 2, num_chains=1000, num_steps=20)[1])
+print(f"ten members: exact {logsumexp(scores):.6f}, annealed {log_evidence:.3f} +- {error:.3f}")
+assert abs(log_evidence - logsumexp(scores)) < 4.5 * error
 
 # %%
 # The fit
 # -------
-# Chains start from the prior and sweep through the members while the data gain weight :cite:p:`neal2001`. They are
-# independent of each other, and their weights tell how many of them count.
+# The whole club has too many assignments to list. The weights tell how many of the chains count.
 
-numbers = (1, 2) if is_small() else (1, 2, 3, 4, 5)
-size = {"num_chains": 400, "num_steps": 60} if is_small() else {"num_chains": 800, "num_steps": 400}
-comparison = compare_num_blocks(club.adjacency, numbers, seed=0, progress=False, **size)
-print(comparison)
-assert all(result.reliable for result in comparison.results.values())
+(num_chains, num_steps), chains, found = (400, 60) if is_small() else (800, 400), {}, {}
+for k in (1, 2) if is_small() else (1, 2, 3, 4, 5):
+    chains[k] = anneal(adjacency, k, num_chains, num_steps, seed=k)
+    found[k] = evidence(chains[k][1])
+    print(f"{k} blocks: log evidence {found[k][0]:.2f} +- {found[k][1]:.2f}, worth {found[k][2]:.0f} chains")
+    assert found[k][2] > 50
+assert abs(found[1][0] - betaln(1 + 78, 1 + 483)) < 1e-9
 for better, worse in ((2, 1),) if is_small() else ((2, 1), (4, 2), (4, 3), (5, 4)):
-    factor, error = comparison.log_bayes_factor(better, worse)
+    factor, error = found[better][0] - found[worse][0], math.hypot(found[better][1], found[worse][1])
     print(f"log Bayes factor of {better} blocks against {worse}: {factor:.2f} +- {error:.2f}")
     assert factor > 4.5 * error
 
@@ -108,64 +171,47 @@ for better, worse in ((2, 1),) if is_small() else ((2, 1), (4, 2), (4, 3), (5, 4
 # among them. With four blocks the sides appear: leaders and followers of each. The evidence wants at least four kinds
 # of members, and a fifth rather than not.
 
-shown = (2,) if is_small() else (2, 4)
-best, degrees = {}, club.adjacency.sum(0)
-for k in shown:
-    ends = comparison[k].assignments
-    best[k] = ends[StochasticBlockModel(club.adjacency, k).log_joint(ends).argmax()]
-    sides = [club.with_instructor[best[k] == block] for block in best[k].unique()]
+best, degrees = {}, adjacency.sum(0)
+for k in (2,) if is_small() else (2, 4):
+    members = chains[k][0]
+    best[k] = members[sum(log_prior_and_likelihood(adjacency, members)).argmax()].argmax(-1)
+    sides = [with_instructor[best[k] == block] for block in best[k].unique()]
     told = sum(max(int(side.sum()), int((~side).sum())) for side in sides)
     print(f"{k} blocks of {sorted(map(len, sides))} members: their majorities tell the side of {told} of 34")
     assert k < 4 or told >= 32
 popular = best[2] == best[2][33]
-print(f"in member 34's block of two: {float(degrees[popular].mean()):.1f} friends each,", end=" ")
-print(f"in the other {float(degrees[~popular].mean()):.1f}")
+few, many = degrees[~popular].mean(), degrees[popular].mean()
+print(f"friends of a member: {many:.1f} in member 34's block of two, {few:.1f} in the other")
 assert bool(popular[0]) and int(popular.sum()) < 8
 
-k = shown[-1]
-ends, weights = comparison[k].assignments, comparison[k].weights
+members, weights = chains[k][0], chains[k][1].softmax(0)
+same = members @ members.mT
+together = torch.einsum("c,cij->ij", weights, same)
 for first, second in ((33, 34), (1, 34), (3, 9)):
-    same = (ends[:, first - 1] == ends[:, second - 1]).double()
-    share = float(weights @ same)
-    error = float((weights * (same - share)).norm())
+    share = float(together[first - 1, second - 1])
+    error = float((weights * (same[:, first - 1, second - 1] - share)).norm())
     print(f"members {first} and {second} share one of {k} blocks with probability {share:.3f} +- {error:.3f}")
 
-figure = Figure(figsize=(9, 4.6), layout="constrained")
-left, right = figure.subplots(1, 2)
-# Positions: eigenvectors of the graph, its degrees raised a little lest single branches dominate.
-scale = (degrees + 5).rsqrt()
-x, y = torch.linalg.eigh(scale[:, None] * (club.adjacency + 5 / 34) * scale).eigenvectors.mT[[-2, -3]]
-for i, j in club.adjacency.triu(1).nonzero().tolist():
-    left.plot(x[[i, j]], y[[i, j]], color="0.8", linewidth=0.6, zorder=1)
-for side, marker in ((True, "o"), (False, "s")):
-    for block in range(k):
-        here = (club.with_instructor == side) & (best[k] == block)
-        left.scatter(x[here], y[here], s=70, color=f"C{block}", marker=marker, zorder=2)
-for i in (0, 33):
-    left.annotate(f"member {i + 1}", (float(x[i]), float(y[i])), (0, 8), textcoords="offset points", ha="center")
-for i, block in enumerate(best[k].tolist()):
-    left.text(float(x[i]), float(y[i]), block + 1, color="white", fontsize=6, ha="center", va="center_baseline")
-left.margins(0.15)
-left.set(xticks=[], yticks=[], title="number: block; circle: the instructor's side,\nsquare: the administrator's")
-plot_co_assignment(comparison[k].co_assignment(), best[k], right)
-sizes = best[k].bincount()
-ticks, labels = (sizes.cumsum(0) - sizes / 2 - 0.5).tolist(), range(1, len(sizes) + 1)
-right.set_xticks(ticks, labels, color="black", fontsize=10, rotation=0)
-right.set_yticks(ticks, labels, color="black", fontsize=10)
-right.set(xlabel="members, by block", ylabel="members, by block")
+figure = Figure(figsize=(9, 4.4), layout="constrained")
+order = (2 * best[k] + with_instructor).argsort(stable=True)
+for axes, matrix, title in zip(figure.subplots(1, 2), (adjacency, together), ("friends", "share a block"), strict=True):
+    axes.imshow(matrix[order][:, order], cmap="Greys", vmin=0, vmax=1)
+    axes.set_yticks(range(34), (order + 1).tolist(), fontsize=5)
+    for label, side in zip(axes.get_yticklabels(), with_instructor[order].tolist(), strict=True):
+        label.set_color("C0" if side else "C1")
+    axes.set(title=title, xticks=[], ylabel="blue: the instructor's side, orange: the administrator's")
 
 # %%
 # A failure on purpose
 # --------------------
 # Three steps from the prior to the posterior. Of the chains, one or two happen to end in a good place and carry all of
-# the weight, and the error bar is one of the few that are left. A warning says so, and the result is not reliable.
+# the weight, and the error bar is one of the few that are left: what the weights are worth says so.
 
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always", AccuracyWarning)
-    hasty = annealed_evidence(StochasticBlockModel(club.adjacency, 2), num_chains=400, num_steps=3, progress=False)
-print(f"two blocks in three steps: {hasty.log_evidence:.1f}, as above: {comparison[2].log_evidence:.1f}")
-print(caught[0].message)
-assert not hasty.reliable
+log_evidence, error, worth = evidence(anneal(adjacency, 2, num_chains=400, num_steps=3)[1])
+print(
+    f"two blocks in three steps: {log_evidence:.1f} +- {error:.1f}, worth {worth:.0f} chains; above {found[2][0]:.1f}"
+)
+assert worth < 20
 
 # %%
 # Try it on yours
@@ -174,12 +220,12 @@ assert not hasty.reliable
 #
 # .. code-block:: python
 #
-#    found = compare_num_blocks(club.adjacency, (1, 2), num_chains=400, num_steps=60, seed=0)
-#    print(found, all(result.reliable for result in found.results.values()))
+#    members, log_weights = anneal(adjacency, num_blocks=3, num_chains=400, num_steps=200)
+#    print(evidence(log_weights))
+#    print(torch.einsum("c,cij->ij", log_weights.softmax(0), members @ members.mT))
 #
-# Look at ``reliable``, and at ``co_assignment()``: who shares a block with whom does not depend on the blocks' names.
-# If a number is not reliable, raise ``num_steps``. Blocks need not be communities: for those, give edges within blocks
-# a prior of larger probabilities, ``within_prior``.
+# If the weights are worth few chains, raise ``num_steps``. Who shares a block with whom does not depend on the blocks'
+# names. Blocks need not be communities.
 #
 # Where to go next: :doc:`/gallery/evidence/galaxy_mixture` asks for the number of components of a mixture,
 # :doc:`matching_permutations` sums over all ways to match one set with another.

@@ -17,23 +17,16 @@ import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
 from scipy.stats import binom
-from torch import Tensor
+from torch.special import ndtr, ndtri
 
 from bayeskit.gallery import is_small
 from bayeskit.inference.generalized import (
-    CopulaUpdate,
     Flat,
     GibbsPosterior,
-    PolyaUrn,
-    Predictive,
-    ScoreDriven,
     loss_likelihood_bootstrap,
     losses,
-    martingale_posterior,
-    normal_location,
     posterior_bootstrap,
 )
-from bayeskit.inference.generalized.martingale import Completed
 
 # %%
 # The model
@@ -62,7 +55,7 @@ print(f"{n} measurements, mean {x.mean():.3f}, standard deviation {sd:.3f}")
 # for ever. Its posterior of the mean has standard deviation :math:`\hat\sigma / \sqrt{m + 1}`, with :math:`\hat\sigma`
 # that of the :math:`m` measurements: too small while there are few.
 
-for m in (1, 2, 5, n):
+for m in (1, 5, n):
     urn_sd = float(x[:m].std(correction=0)) / math.sqrt(m + 1)
     print(f"after {m:2d} measurements: mean {x[:m].mean():.3f}, standard deviation by an urn {urn_sd:.3f}")
 
@@ -78,47 +71,47 @@ for m in (1, 2, 5, n):
 PRIOR_MEAN, PRIOR_SD, SIGMA, FEW, HORIZON = 5.0, 0.2, 0.2, 5, 60 if is_small() else 500
 
 
-class BayesRule(Predictive):
-    def init(self, data: Tensor, num_replicates: int, horizon: int) -> tuple[Tensor, int]:
-        return torch.cat([data.expand(num_replicates, -1), data.new_zeros(num_replicates, horizon)], 1), len(data)
+def urn(data, generator):
+    """Draw the next datum of each replicate ``(R, t)`` from those that it has."""
+    return data.gather(1, torch.randint(data.shape[1], (len(data), 1), generator=generator))[:, 0]
 
-    def step(self, state: tuple[Tensor, int], *, generator: torch.Generator) -> tuple[Tensor, int]:
-        room, size = state
-        variance = 1 / (PRIOR_SD**-2 + size / SIGMA**2)
-        mean = variance * (PRIOR_MEAN / PRIOR_SD**2 + room[:, :size].sum(1) / SIGMA**2)
-        noise = torch.randn(len(room), generator=generator, dtype=room.dtype)
-        room[:, size] = mean + (variance + SIGMA**2) ** 0.5 * noise
-        return room, size + 1
 
-    def completed(self, state: tuple[Tensor, int]) -> Completed:
-        return Completed(state[0][:, : state[1]], None)
+def bayes_rule(data, generator):
+    variance = 1 / (PRIOR_SD**-2 + data.shape[1] / SIGMA**2)
+    mean = variance * (PRIOR_MEAN / PRIOR_SD**2 + data.sum(1) / SIGMA**2)
+    return mean + (variance + SIGMA**2) ** 0.5 * torch.randn(len(data), generator=generator, dtype=data.dtype)
+
+
+def score_driven(data, generator):
+    return data.mean(1) + SIGMA * torch.randn(len(data), generator=generator, dtype=data.dtype)
+
+
+def completed(rule, data, num_draws, horizon, seed):
+    """Draw as many further data as the horizon says by a rule, ``(num_draws, n + horizon)``."""
+    generator, n = torch.Generator().manual_seed(seed), len(data)
+    room = torch.cat([data.expand(num_draws, n), data.new_zeros(num_draws, horizon)], 1)
+    for size in range(n, n + horizon):
+        room[:, size] = rule(room[:, :size], generator)
+    return room
 
 
 few, share = x[:FEW], HORIZON / (FEW + HORIZON)
 bayes_variance = 1 / (PRIOR_SD**-2 + FEW / SIGMA**2)
 bayes_mean = bayes_variance * (PRIOR_MEAN / PRIOR_SD**2 + float(few.sum()) / SIGMA**2)
 inverse_squares = sum(t**-2 for t in range(FEW + 1, FEW + HORIZON + 1))
-plug_in = ScoreDriven(normal_location(SIGMA), few.mean()[None], torch.eye(1, dtype=x.dtype) / SIGMA**2)
 twins = {
-    "Bayes's rule": (
-        BayesRule(),
-        (1 - share) * float(few.mean()) + share * bayes_mean,
-        share**2 * (bayes_variance + SIGMA**2 / HORIZON),
-    ),
-    "score-driven": (plug_in, float(few.mean()), SIGMA**2 * inverse_squares),
-    "urn": (PolyaUrn(), float(few.mean()), share * float(few.var(correction=0)) / (FEW + 1)),
+    bayes_rule: ((1 - share) * few.mean() + share * bayes_mean, share**2 * (bayes_variance + SIGMA**2 / HORIZON)),
+    score_driven: (few.mean(), SIGMA**2 * inverse_squares),
+    urn: (few.mean(), share * few.var(correction=0) / (FEW + 1)),
 }
-for name, (rule, mean, variance) in twins.items():
-    posterior = GibbsPosterior(Flat(), losses.HalfSquared(), few)
-    found = martingale_posterior(
-        posterior, rule, 500 if is_small() else 20_000, horizon=HORIZON, seed=0, progress=False
-    )
-    theta = found.path[-1, :, 0]
-    squares = (theta - mean).square()
-    errors = theta.std() / len(theta) ** 0.5, squares.std() / len(theta) ** 0.5
-    print(f"{name:12s} mean {theta.mean():.4f} +- {errors[0]:.4f}, exactly {mean:.4f}; ", end="")
-    print(f"variance {squares.mean():.5f} +- {errors[1]:.5f}, exactly {variance:.5f}")
-    assert abs(theta.mean() - mean) < 4.5 * errors[0] and abs(squares.mean() - variance) < 4.5 * errors[1]
+for rule, (mean, variance) in twins.items():
+    futures = completed(rule, few, 500 if is_small() else 20_000, HORIZON, seed=0)
+    theta = futures.mean(1)
+    print(rule.__name__)
+    for what, values, exact in (("mean", theta, mean), ("variance", (theta - mean).square(), variance)):
+        error = values.std() / len(theta) ** 0.5
+        print(f"    {what}: {values.mean():.5f} +- {error:.5f}, exactly {exact:.5f}")
+        assert abs(values.mean() - exact) < 4.5 * error
 
 # %%
 # The fit
@@ -129,21 +122,45 @@ for name, (rule, mean, variance) in twins.items():
 # :cite:p:`lyddon2018`. The law of a quantile under the urn is exact: the :math:`q`-quantile is the :math:`k`-th
 # smallest measurement if a binomial variable of :math:`n - 1` trials with probability :math:`q` is :math:`k - 1`.
 
-R, LATER = 150 if is_small() else 3000, 400
-copula, normal = CopulaUpdate(num_points=200), dist.Normal(x.mean(), sd)
+
+def updated(cdf, at, size, rho=0.5):
+    """Return distribution functions ``(R, G)`` after a datum that has values ``at (R, 1)`` of them."""
+    rate = (2 - 1 / (size + 1)) / (size + 2)
+    standard = ndtri(cdf.clamp(1e-13, 1 - 1e-13)) - rho * ndtri(at.clamp(1e-13, 1 - 1e-13))
+    return (1 - rate) * cdf + rate * ndtr(standard / math.sqrt(1 - rho**2))
+
+
+def smooth_laws(data, num_draws, horizon, seed, num_orders=10, num_points=200):
+    """Return points ``(G,)`` and distribution functions ``(num_draws, G)`` after data and a horizon of further ones."""
+    generator, scale = torch.Generator().manual_seed(seed), data.std()
+    points = torch.linspace(float(data.min() - 6 * scale), float(data.max() + 6 * scale), num_points, dtype=data.dtype)
+    orders = torch.stack([data[torch.randperm(len(data), generator=generator)] for _ in range(num_orders)])
+    cdf = ndtr((torch.cat([orders, points.expand(num_orders, -1)], 1) - data.median()) / scale)
+    for i in range(len(data)):
+        cdf = updated(cdf, cdf[:, i : i + 1], i)
+    cdf = cdf[:, len(data) :].mean(0).expand(num_draws, -1)
+    for size in range(len(data), len(data) + horizon):
+        cdf = updated(cdf, torch.rand(num_draws, 1, generator=generator, dtype=data.dtype), size)
+    return points, cdf
+
+
+R, LATER, normal = 150 if is_small() else 3000, 400, dist.Normal(x.mean(), sd)
+points, cdf = smooth_laws(x, R, LATER, seed=2)
+middles, mass = (points[1:] + points[:-1]) / 2, cdf.diff(dim=1)
+drawn = {("mean", "copula"): (mass * middles).sum(1) / mass.sum(1)}
+drawn[".99 quantile", "copula"] = points[(cdf < 0.99).sum(1)]
 ways = {
     "urn": lambda p: loss_likelihood_bootstrap(p, R, seed=1, progress=False),
-    "copula": lambda p: martingale_posterior(p, copula, R, horizon=LATER, seed=2, progress=False).draws,
     "normal added": lambda p: posterior_bootstrap(p, R, concentration=10, centring=normal, seed=3, progress=False),
 }
-drawn = {(q, way): run(p).values()["theta"].flatten() for q, p in posteriors.items() for way, run in ways.items()}
-print("                          mean                 sd      95 % interval")
+for question, posterior in posteriors.items():
+    for way, run in ways.items():
+        drawn[question, way] = run(posterior).values()["theta"].flatten()
 for (question, way), theta in drawn.items():
     low, high = theta.quantile(0.025), theta.quantile(0.975)
-    print(f"{question:13s}{way:13s}{theta.mean():.4f} +- {theta.std() / R**0.5:.4f}   {theta.std():.3f}   ", end="")
-    print(f"{low:.3f} to {high:.3f}")
+    print(f"{question:13s}{way:13s}{theta.mean():.4f} +- {theta.std() / R**0.5:.4f}, 95 %: {low:.3f} to {high:.3f}")
 law = torch.as_tensor(binom.pmf(range(n), n - 1, 0.99))
-for question, exact in (("mean", float(x.mean())), (".99 quantile", float(law @ x.sort().values))):
+for question, exact in (("mean", x.mean()), (".99 quantile", law @ x.sort().values)):
     theta = drawn[question, "urn"]
     print(f"{question} by the urn: exactly {exact:.4f}")
     assert abs(theta.mean() - exact) < 4.5 * theta.std() / R**0.5
@@ -155,7 +172,7 @@ for question, exact in (("mean", float(x.mean())), (".99 quantile", float(law @ 
 # largest of 29 measurements is the answer with probability :math:`.99^{28}`, and nothing above it is possible. No
 # number of draws repairs this. The smooth rule and the added model do see beyond, each by what it assumes of tails.
 
-beyond = {way: drawn[".99 quantile", way] - x.max() for way in ways}
+beyond = {way: drawn[".99 quantile", way] - x.max() for way in ("urn", "copula", "normal added")}
 stuck, known = float((beyond["urn"].abs() < 1e-6).double().mean()), 0.99 ** (n - 1)
 error = math.sqrt(known * (1 - known) / R)
 print(f"the urn answers {x.max():.2f}, the largest, in {stuck:.3f} +- {error:.3f} of the draws, exactly {known:.4f}")
@@ -172,15 +189,19 @@ for way in ("copula", "normal added"):
 # prior and no learning rate, but the rule is an assumption all the same, and it decides the more, the fewer data there
 # are near what is asked. Today's value of 5.517 :cite:p:`stigler1977` lies at the upper edge of what the mean can be.
 
-today = {way: float((drawn["mean", way] > 5.517).double().mean()) for way in ways}
-print("the mean exceeds today's value with probability " + ", ".join(f"{p:.3f} ({way})" for way, p in today.items()))
+for way in beyond:
+    print(f"{way}: the mean exceeds today's value with probability {(drawn['mean', way] > 5.517).double().mean():.3f}")
 figure = Figure(figsize=(8, 6), layout="constrained")
 top, bottom = figure.subplots(2, 1)
-found.plot(ax=top)
-top.set_xticks(found.horizons, [str(later) for later in found.horizons])
-top.minorticks_off()
-top.set(ylabel="mean of all measurements", title="five measurements, completed by an urn: 50 futures")
-for way in ways:
+later = torch.arange(1, HORIZON + 1)
+top.plot(later, (futures[:50].cumsum(1)[:, FEW:] / (FEW + later)).T, color="C0", linewidth=0.6, alpha=0.5)
+top.set(
+    xscale="log",
+    xlabel="future measurements",
+    ylabel="mean of all measurements",
+    title="five measurements, completed by an urn: 50 futures",
+)
+for way in beyond:
     bottom.ecdf(drawn[".99 quantile", way].numpy(), label=way)
 bottom.axvline(float(x.max()), color="grey", linestyle="--", linewidth=1, label="largest measurement")
 bottom.set(xlabel=".99 quantile of the density", ylabel="posterior probability of less", xlim=(5.7, 6.15))
@@ -189,16 +210,15 @@ bottom.legend(frameon=False)
 # %%
 # Try it on yours
 # ---------------
-# Any data and any loss of the package will do: give the posterior of your loss to
-# :func:`~bayeskit.inference.generalized.martingale_posterior`, by default with an urn. Look at ``remaining``, the share
-# of the variance beyond the horizon, and at ``drift``, which must be zero within its errors for means. A rule of your
-# own is a subclass of :class:`~bayeskit.inference.generalized.Predictive` with three methods.
+# Any data and any rule that draws the next datum will do, and any loss whose minimum over the completed data you can
+# find. Double the horizon, and see that the spread settles. In the limit an urn is one weighting of the data, which
+# :func:`~bayeskit.inference.generalized.loss_likelihood_bootstrap` does for any loss and data.
 #
 # .. code-block:: python
 #
-#    posterior = GibbsPosterior(dist.Normal(0.0, 10.0), losses.Huber(1.5), your_numbers)
-#    result = martingale_posterior(posterior, PolyaUrn(), num_draws=1000)
-#    print(result, result.drift)
+#    medians = completed(urn, your_numbers, num_draws=1000, horizon=20 * len(your_numbers), seed=0).median(1).values
+#    posterior = GibbsPosterior(Flat(), losses.Huber(1.5), your_numbers)
+#    print(loss_likelihood_bootstrap(posterior, 1000).summary())
 #
 # Where to go next: :doc:`newcombs_median` gives a loss a prior and a weight, :doc:`safe_bayes_against_coverage` says
 # which weights cover.

@@ -197,4 +197,4 @@ assert wrong + 4.5 * error < 0.5 and right > 0.9
 # view of the data, as here, flatter a model by a few nats; ``TreeModel`` can sample them. With more taxa, search.
 #
 # Where to go next: :doc:`four_apes_that_tie` asks a nuclear gene, which has no answer;
-# :doc:`/gallery/evidence/nineteen_ways_on_primates` estimates the evidence of one tree by every method there is.
+# :doc:`/gallery/evidence/eight_schools_by_every_estimator` estimates the evidence of one tree by every method there is.

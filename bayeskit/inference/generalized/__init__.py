@@ -1,7 +1,6 @@
 """Generalized Bayesian inference, with a loss in place of the negative log likelihood."""
 
 from bayeskit.inference.generalized import calibrate, losses
-from bayeskit.inference.generalized import variational as divergences
 from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
 from bayeskit.inference.generalized.certificates import (
     Certificate,
@@ -54,19 +53,9 @@ from bayeskit.inference.generalized.generalization import (
     generalization_gap,
     path_information,
 )
-from bayeskit.inference.generalized.martingale import (
-    CopulaUpdate,
-    MartingalePosterior,
-    PolyaUrn,
-    Predictive,
-    ScoreDriven,
-    martingale_posterior,
-    normal_location,
-)
 from bayeskit.inference.generalized.minimizer import InformationMatrices, Minimum, information_matrices, minimize
 from bayeskit.inference.generalized.posterior import DeepSets, GibbsPosterior, Max, Mean, Pooling, Sum
 from bayeskit.inference.generalized.prior import Flat
-from bayeskit.inference.generalized.variational import GVI
 
 __all__ = [
     "BatchSelector",
@@ -74,31 +63,25 @@ __all__ = [
     "CalibrationCurve",
     "Certificate",
     "CoherenceReport",
-    "CopulaUpdate",
     "CoverageReport",
     "CrossValidation",
     "DeepSets",
     "Flat",
-    "GVI",
     "GaussianPosterior",
     "GeneralizationGap",
     "GibbsPosterior",
     "GridPosterior",
     "InformationMatrices",
-    "MartingalePosterior",
     "Max",
     "Mean",
     "Minimum",
     "PathInformation",
-    "PolyaUrn",
     "Pooling",
-    "Predictive",
     "Prequential",
     "ProprietyReport",
     "Quadratic",
     "ReplicatePosteriors",
     "ResidualMismatch",
-    "ScoreDriven",
     "Sum",
     "beta_posterior",
     "calibrate",
@@ -110,7 +93,6 @@ __all__ = [
     "coverage_report",
     "cross_validation_evidence",
     "divergence_from_prior",
-    "divergences",
     "enumerated_cross_validation",
     "gaussian_posterior",
     "generalization_gap",
@@ -119,9 +101,7 @@ __all__ = [
     "invert_binary_divergence",
     "loss_likelihood_bootstrap",
     "losses",
-    "martingale_posterior",
     "minimize",
-    "normal_location",
     "pac_bayes_certificate",
     "path_information",
     "posterior_bootstrap",

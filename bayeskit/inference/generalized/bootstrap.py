@@ -26,12 +26,8 @@ __all__ = [
     "BLOCK",
     "Centring",
     "dirichlet",
-    "joined",
     "loss_likelihood_bootstrap",
-    "minima_as_draws",
-    "numbers_of",
     "posterior_bootstrap",
-    "replicate_batches",
 ]
 
 # Loss-likelihood bootstrap.
@@ -106,12 +102,12 @@ def loss_likelihood_bootstrap(
     begin, n, found = time.monotonic(), posterior.num_data, []
     first = minimize(posterior, prior_weight=prior_weight, seed=seed).position
     with progress_bar("loss-likelihood bootstrap", count, progress) as bar:
-        for size in replicate_batches(count, n):
+        for size in _replicate_batches(count, n):
             weights = n * dirichlet(torch.full((size, n), shape, dtype=torch.float64), generator)
             found.append(minimize(posterior, weights=weights.to(first), prior_weight=prior_weight, start=first))
             bar.update(sum(len(part.value) for part in found))
     settings = {"method": "loss_likelihood_bootstrap", "concentration": shape, "seed": seed}
-    return minima_as_draws(posterior, joined(found), time.monotonic() - begin, settings)
+    return _minima_as_draws(posterior, _joined(found), time.monotonic() - begin, settings)
 
 
 def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
@@ -128,23 +124,23 @@ def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
     return logarithm.masked_fill(concentration <= 0, -math.inf).softmax(-1)
 
 
-def replicate_batches(count: int, numbers: int) -> list[int]:
+def _replicate_batches(count: int, numbers: int) -> list[int]:
     """Return batch sizes that sum to ``count``, each with at most ``BLOCK`` entries or one replicate."""
     size = max(1, BLOCK // max(numbers, 1))
     return [min(size, count - start) for start in range(0, count, size)]
 
 
-def numbers_of(data: Data) -> int:
+def _numbers_of(data: Data) -> int:
     """Return the total number of entries of all columns of the data."""
     return sum(x.numel() for x in columns(data))
 
 
-def joined(parts: list[Minimum]) -> Minimum:
+def _joined(parts: list[Minimum]) -> Minimum:
     """Concatenate the minima of several batches."""
     return Minimum(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
+def _minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
     """Return minima as one chain of draws; warn if some did not converge, SettingsError if most did not."""
     failed, count = int((~found.converged).sum()), len(found.value)
     stuck = count > 1 and bool((found.position == found.position[0]).all())
@@ -253,9 +249,9 @@ def posterior_bootstrap(
     concentrations = torch.ones(n, dtype=torch.float64)
     if c > 0:
         concentrations = torch.cat([concentrations, torch.full((extra,), c / extra, dtype=torch.float64)])
-    numbers = numbers_of(posterior.data) * len(concentrations) // n
+    numbers = _numbers_of(posterior.data) * len(concentrations) // n
     with progress_bar("posterior bootstrap", count, progress) as bar:
-        for size in replicate_batches(count, numbers):
+        for size in _replicate_batches(count, numbers):
             weights = (n + c) * dirichlet(concentrations.expand(size, -1), generator).to(first)
             data = _completed(posterior, centring, size, extra, generator) if c > 0 else None
             starts = [first.expand(size, -1)]
@@ -265,7 +261,7 @@ def posterior_bootstrap(
     settings = {"method": "posterior_bootstrap", "concentration": c, "num_restarts": restarts, "seed": seed}
     if c > 0:
         settings["num_pseudo_samples"] = extra
-    return minima_as_draws(posterior, joined(found), time.monotonic() - begin, settings)
+    return _minima_as_draws(posterior, _joined(found), time.monotonic() - begin, settings)
 
 
 def _completed(

@@ -12,10 +12,10 @@ from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.inference.generalized import bootstrap as module
 from bayeskit.inference.generalized.bootstrap import (
+    _minima_as_draws,
+    _replicate_batches,
     dirichlet,
     loss_likelihood_bootstrap,
-    minima_as_draws,
-    replicate_batches,
 )
 from bayeskit.inference.generalized.minimizer import Minimum, information_matrices
 
@@ -119,7 +119,7 @@ def test_constrained_parameters_and_arviz():
 
 
 def test_blocks_cover_all_replicates_and_weights_of_zero():
-    assert replicate_batches(10, 2**22) == [1] * 10 and sum(replicate_batches(1001, 5000)) == 1001
+    assert _replicate_batches(10, 2**22) == [1] * 10 and sum(_replicate_batches(1001, 5000)) == 1001
     weights = dirichlet(torch.tensor([[1e-3, 0.0, 1.0]], dtype=torch.float64), torch.Generator().manual_seed(0))
     assert float(weights.sum()) == 1 and float(weights[0, 1]) == 0
 
@@ -158,12 +158,12 @@ def minima(position, converged):
 def test_few_failures_warn_and_draws_that_coincide_count_only_with_failures():
     posterior = location(losses.HalfSquared())
     with pytest.warns(SamplingWarning, match="1 of 3 minimisations did not converge"):
-        draws = minima_as_draws(posterior, minima([0.0, 1.0, 2.0], [True, True, False]), 0.0, {})
+        draws = _minima_as_draws(posterior, minima([0.0, 1.0, 2.0], [True, True, False]), 0.0, {})
     assert draws.sample_stats["converged"].tolist() == [[True, True, False]]
     with pytest.raises(SettingsError, match="1 of 3"):
-        minima_as_draws(posterior, minima([1.0, 1.0, 1.0], [True, True, False]), 0.0, {})
+        _minima_as_draws(posterior, minima([1.0, 1.0, 1.0], [True, True, False]), 0.0, {})
     # Where nearly all data are one value, so are all medians.
-    minima_as_draws(posterior, minima([1.0, 1.0, 1.0], [True, True, True]), 0.0, {})
+    _minima_as_draws(posterior, minima([1.0, 1.0, 1.0], [True, True, True]), 0.0, {})
 
 
 def test_poolings_without_weights_are_refused():
