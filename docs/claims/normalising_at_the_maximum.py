@@ -7,7 +7,7 @@ Verdict: fails
 Number: in one recorded run, without errors, it ranks better than 4 of the 24 other ways of our table, which has more
     than theirs, among them nested sampling with 64 live points; its trees'
     probabilities diverge from those of a long run by 0.0982
-Page: evidence/nineteen_ways_on_primates
+Page: evidence/eight_schools_by_every_estimator
 """
 
 import re

@@ -7,7 +7,7 @@ Verdict: fails
 Number: in one recorded run at equal draws, without errors, the trees' probabilities diverge from those of a long run
     by 0.0001 with bridge sampling, 0.0096 with path sampling and 0.0126 with the
     stepping stone, which took 13.5, 23.3 and 22.0 seconds a tree: more time did not make power posteriors the best
-Page: evidence/nineteen_ways_on_primates
+Page: evidence/eight_schools_by_every_estimator
 """
 
 import re

@@ -195,4 +195,4 @@ axes.legend(frameon=False)
 # no formula, or the posterior has several modes, take bridge sampling or sequential Monte Carlo.
 #
 # Where to go next: :doc:`galaxy_mixture` shows a posterior of many modes, of which Chib's method saw one;
-# :doc:`evidence_of_a_pyro_model` needs no conditionals; and :doc:`eight_schools_by_every_estimator` compares all ways.
+# :doc:`eight_schools_by_every_estimator` compares all ways, most of which need no conditionals.

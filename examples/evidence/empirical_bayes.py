@@ -199,7 +199,6 @@ assert np.argmax(heights) == 0
 # evidence of the model with a prior on the scale, not the maximum.
 #
 # Where to go next: :doc:`eight_schools_by_every_estimator` has the evidence of the whole hierarchy,
-# :doc:`evidence_of_a_pyro_model` compares two regressions, :doc:`learning_to_learn` estimates a hyperparameter where
-# there is no closed form, with its standard error,
+# :doc:`learning_to_learn` estimates a hyperparameter where there is no closed form, with its standard error,
 # :doc:`/gallery/loss_based_updates/evidence_is_cross_validation` says what the evidence has to do with leaving out
 # data.

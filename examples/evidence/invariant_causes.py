@@ -211,4 +211,4 @@ for axes, result, title in zip(figure.subplots(2), (found, failed), ("same noise
 # first: all subsets are weighed.
 #
 # Where to go next: :doc:`/gallery/discrete_latent_variables/seen_against_done` asks what follows from an act,
-# :doc:`evidence_of_a_pyro_model` compares regressions that are no longer conjugate.
+# :doc:`eight_schools_by_every_estimator` compares regressions that are no longer conjugate.

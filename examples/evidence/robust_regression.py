@@ -176,5 +176,5 @@ assert shift > 20 and shift > 4 * sd
 # parameters of their own.
 #
 # Where to go next: :doc:`/gallery/loss_based_updates/contaminated_location` protects against outliers by a loss instead
-# of a likelihood, :doc:`evidence_of_a_pyro_model` is the shortest way to an evidence, and
+# of a likelihood, :doc:`eight_schools_by_every_estimator` is the shortest way to an evidence, and
 # :doc:`/gallery/loss_based_updates/engel_quantile_regression` regresses on quantiles.

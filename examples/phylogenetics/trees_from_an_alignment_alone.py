@@ -164,5 +164,5 @@ assert not hasty.evidence.trusted
 # off.
 #
 # Where to go next: :doc:`human_chimp_gorilla` decides that question by a better model of substitution, which
-# ``infer_topologies`` takes as ``substitution=HKY85()``; :doc:`subsplit_network_of_a_tree_sample` gives a probability
+# ``infer_topologies`` takes as ``substitution=HKY85()``; :doc:`subsplit_networks_on_ds1` gives a probability
 # to trees that no run has seen.

@@ -214,5 +214,5 @@ assert not untrained.trusted
 # whatever the data say: without a good support take :func:`~bayeskit.workflows.phylogenetics.infer_topologies`, and
 # compare.
 #
-# Where to go next: :doc:`subsplit_network_of_a_tree_sample` shows what such a network makes of sampled trees,
+# Where to go next: :doc:`subsplit_networks_on_ds1` shows what such a network makes of sampled trees,
 # :doc:`human_chimp_gorilla` how a model of evolution leads astray.

@@ -170,4 +170,4 @@ axes.legend()
 #    found = bk.information(answers, torch.tensor([-0.5, 0.5], dtype=DOUBLE), of=["threshold"], about=["answer"])
 #    print(found, found.gap, found.warnings)
 #
-# Where to go next: :doc:`/gallery/evidence/evidence_of_a_pyro_model` uses the data once they are there.
+# Where to go next: :doc:`/gallery/evidence/eight_schools_by_every_estimator` uses the data once they are there.
