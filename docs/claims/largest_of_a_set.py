@@ -7,7 +7,7 @@ Verdict: fails
 Number: two data and the same data four times have codes that differ by 0.0000 if pooled by the largest; the
     posteriors of a normal mean have the sd 0.577 and 0.333, a divergence of 0.216 nats, and one answer for both
     is on average 0.063 nats from them at best
-Page: sampling/pooling_of_sets
+Page: sampling/one_network_for_all_sizes
 """
 
 import torch

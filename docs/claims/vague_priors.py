@@ -6,7 +6,7 @@ Made in: an error that {cite:t}`bartlett1957` shows and {cite:t}`kass1995` warn 
 Verdict: fails
 Number: an estimate at 3 standard errors from zero has the log Bayes factor 1.90 against zero with prior sd 1, and -2.41
     with sd 1,000
-Page: evidence/tempering_against_spike_and_slab
+Page: evidence/nested_sampling
 """
 
 from scipy.stats import norm

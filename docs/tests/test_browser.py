@@ -28,7 +28,7 @@ from bayeskit.workflows import evidence_in_folder
 GALLERY = (
     "gallery/discrete_latent_variables/nile_change_point.html",
     "gallery/evidence/eight_schools_by_every_estimator.html",
-    "gallery/phylogenetics/four_apes_that_tie.html",
+    "gallery/phylogenetics/human_chimp_gorilla.html",
 )
 GUIDE = (
     "how_to/compare_models.html",

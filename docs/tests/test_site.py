@@ -123,7 +123,7 @@ def test_pages_of_the_reference_are_titled_by_the_last_component(site):
 def test_every_room_that_the_pages_name_has_a_page(site):
     pages = (Path(__file__).parents[1] / "how_to").glob("*.md")
     rooms = {room for page in pages for room in re.findall(r"of `\.(\w+)`", page.read_text(encoding="utf-8"))}
-    assert {"topic_model", "rendering_mixture"} < rooms
+    assert {"belief_network", "rendering_mixture"} < rooms
     assert not [room for room in sorted(rooms) if not list((site / "api").glob(f"bayeskit.models.*.{room}.html"))]
 
 

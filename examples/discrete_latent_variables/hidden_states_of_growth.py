@@ -158,5 +158,5 @@ assert abs(one_way - other_way) < 1e-9
 # Look at R-hat first: chains that start in another mode stay there, so start them at likely draws of the prior. Compare
 # numbers of states by the evidence. If states do not come back, a change-point model is simpler, and exact.
 #
-# Where to go next: :doc:`nile_change_point` has segments that do not come back, :doc:`enumerated_mixture` states
-# without a chain.
+# Where to go next: :doc:`nile_change_point` has segments that do not come back, :doc:`/gallery/evidence/galaxy_mixture`
+# states without a chain.

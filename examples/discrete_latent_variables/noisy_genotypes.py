@@ -3,7 +3,8 @@ Single-cell genotypes read with errors: exact posterior over perfect phylogenies
 ================================================================================
 
 **What you will learn:** how to infer a table of cells and mutations that has to fit a tree, with unknown error rates,
-from a sum over all tables and an integral over the rates that are both exact.
+from a sum over all tables and an integral over the rates that are both exact; and how probable it is that readings
+obeyed the rule before they were misread, and that mutations arose on a single line.
 
 When single cells of a tumour are sequenced, mutations are missed, others are seen that are not there, and some entries
 have no reading at all. If each mutation arises once and is never lost, the true table fits a tree
@@ -25,7 +26,6 @@ from bayeskit.models.discrete.genotypes import (
     NoisyGenotypes,
     conflict_free_matrices,
     conflicting_pairs,
-    has_conflict,
     num_conflict_free,
     plot_genotypes,
 )
@@ -62,26 +62,22 @@ print(f"{num_conflict_free(*truth.shape):,} of 2**{truth.numel()} tables have no
 # %%
 # Before the data
 # ---------------
-# A table without readings has the prior for its posterior. Tables drawn from it never break the rule, but once they are
-# misread, at rates from their prior, nearly every second one does.
+# A table without readings has the prior for its posterior. Of all tables few have no conflict, and of these fewer are
+# linear, with mutations that arose one after another, so that the cells of any two are nested.
 
-count = 20 if is_small() else 500
-nothing_read = torch.full_like(observed, torch.nan)
-tables = NoisyGenotypes(nothing_read, 0.01, 0.2).sample(count, seed=0)
-rng = np.random.default_rng(0)
-rates = torch.where(tables, torch.tensor(rng.beta(2, 6, (count, 1, 1))), torch.tensor(rng.beta(1, 20, (count, 1, 1))))
-readings = tables ^ (torch.rand(tables.shape, generator=generator, dtype=torch.float64) < rates)
-for name, what in (("tables", tables), ("readings", readings)):
-    share = float(has_conflict(what).double().mean())
-    print(f"{name}: {float(what.double().mean()):.2f} of entries are 1, {share:.2f} break the rule")
-assert not bool(has_conflict(tables).any())
+nothing_read = NoisyGenotypes(torch.full_like(observed, torch.nan), 0.01, 0.2)
+share = float(nothing_read.conflict_free_probability())
+linear = float(nothing_read.linear_probability())
+print(f"no conflict: a share of {share:.1e} of all tables; linear: {linear:.4f} of these")
+assert abs(share * 2 ** truth.numel() / num_conflict_free(*truth.shape) - 1) < 1e-9
 
 # %%
 # An exact twin
 # -------------
 # Four cells and three mutations have 4,096 tables, few enough to check the rule by hand. Given a table, the rates
 # integrate out, because the readings of zeros and of ones are beta-binomial. The recursion instead sums tables for
-# given rates; as that sum is a polynomial in the rates, Gauss-Jacobi quadrature integrates it without error.
+# given rates; as that sum is a polynomial in the rates, Gauss-Jacobi quadrature integrates it without error. For given
+# rates, the probabilities of no conflict and of a line are shares of the likelihoods of all tables.
 
 
 def fits_a_tree(table: np.ndarray) -> bool:
@@ -94,10 +90,16 @@ def fits_a_tree(table: np.ndarray) -> bool:
 few = observed[:4, :3]
 read = few.numpy() == 1
 known = ~few.isnan().numpy()
+at_rates, likelihoods = NoisyGenotypes(few, 0.02, 0.15), {"all": 0.0, "no conflict": 0.0, "linear": 0.0}
 joint = []
 for entries in itertools.product([False, True], repeat=few.numel()):
     table = np.array(entries).reshape(few.shape)
+    likelihood = math.exp(float(at_rates.log_likelihood(torch.tensor(table))))
+    likelihoods["all"] += likelihood
     if fits_a_tree(table):
+        columns = itertools.combinations(table.T, 2)
+        likelihoods["no conflict"] += likelihood
+        likelihoods["linear"] += likelihood * all(not ((a & ~b).any() and (~a & b).any()) for a, b in columns)
         zeros, ones = read[~table & known], read[table & known]
         false_positives, false_negatives = zeros.sum(), (~ones).sum()
         joint.append(
@@ -120,6 +122,10 @@ pairs, weights = rates_and_weights(7)
 recursion = logsumexp(NoisyGenotypes(few, *pairs.T).log_evidence(), b=weights)
 print(f"log evidence: {recursion:.12f} by recursion and quadrature, {by_hand:.12f} by listing tables")
 assert abs(recursion - by_hand) < 1e-9
+no_conflict, linear = float(at_rates.conflict_free_probability()), float(at_rates.linear_probability())
+print(f"at given rates: no conflict {no_conflict:.9f}, a line {linear:.9f}")
+assert abs(no_conflict - likelihoods["no conflict"] / likelihoods["all"]) < 1e-9
+assert abs(linear - likelihoods["linear"] / likelihoods["no conflict"]) < 1e-9
 
 # %%
 # The fit
@@ -150,7 +156,9 @@ assert abs(log_evidence - by_list) < 1e-9
 # ------------
 # Rates are drawn from the points of the quadrature, and for each pair one table from its exact posterior: independent
 # draws of tables, from which whether one mutation came before another is a matter of counting. In the figure, the only
-# filled circle on a field lighter than one half is the entry that was misread.
+# filled circle on a field lighter than one half is the entry that was misread. That mutations arose on two branches is
+# seen clearly; that there was no conflict before the noise is something to assume, not something that small tables
+# show, because tables without conflict are so few.
 
 number = 40 if is_small() else 500
 rates = pairs[torch.multinomial(posterior, number, replacement=True, generator=generator)]
@@ -173,6 +181,10 @@ for earlier, later in ((0, 1), (1, 2), (0, 3)):
     share, error = float(came_before(tables, earlier, later).double().mean()), (exact * (1 - exact) / number) ** 0.5
     print(f"mutation {earlier} came before {later}: probability {share:.3f} +- {error:.3f}, exactly {exact:.3f}")
     assert abs(share - exact) < 4.5 * error
+given = NoisyGenotypes(observed, *pairs.T)
+print(f"on a single line: probability {float(posterior @ given.linear_probability()):.4f}")
+among_all = float(NoisyGenotypes(observed, 0.03, 0.2).conflict_free_probability())
+print(f"no conflict, among all tables and with the rates of the simulation: {among_all:.4f}")
 found, counts = tables.unique(dim=0, return_counts=True)
 print(f"{len(found)} different tables in {len(tables)} draws; the tree of the most frequent:")
 print(MutationTree.from_genotypes(found[counts.argmax()]).to_text())
@@ -210,5 +222,5 @@ assert restored > 0.5
 # losses or by two cells read as one. The exact sum takes ten cells and eight mutations, so group cells with the same
 # readings; to twelve mutations, ``NoisyGenotypes.gibbs_sweep`` samples tables.
 #
-# Where to go next: :doc:`enumerated_mixture` sums out classes in the same way, :doc:`karate_club` finds groups where
-# there are too many assignments to sum over.
+# Where to go next: :doc:`hidden_states_of_growth` sums out states in the same way, :doc:`karate_club` finds groups
+# where there are too many assignments to sum over.

@@ -246,6 +246,6 @@ axes.legend(loc="lower right", frameon=False, fontsize="small")
 # Look at ``ways.verdict.is_agreed`` and at ``ways.verdict.untrusted``, which has the reason of every method that
 # mistrusts itself. If only methods that share draws agree, add one that does not use chains.
 #
-# Where to go next: :doc:`harmonic_mean_of_a_normal` shows why the harmonic mean fails, :doc:`nested_sampling` and
-# :doc:`tempering_against_spike_and_slab` are on posteriors where most ways fail, :doc:`chib_radiata_pine` and
+# Where to go next: :doc:`harmonic_mean_of_a_normal` shows why the harmonic mean fails, :doc:`nested_sampling` is on
+# posteriors where most ways fail, :doc:`chib_radiata_pine` and
 # :doc:`robust_regression` compare regressions.

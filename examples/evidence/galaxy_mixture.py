@@ -2,8 +2,8 @@ r"""
 Evidence of a mixture model with label switching: how many groups of galaxies?
 ==============================================================================
 
-**What you will learn:** why the evidence of a mixture from well-behaved chains can be wrong by :math:`\log K!`, what to
-do about it, and how to choose the number of components by evidence.
+**What you will learn:** how the labels of a Pyro mixture are summed out, why its evidence from well-behaved chains can
+be wrong by :math:`\log K!`, what to do about it, and how to choose the number of components by evidence.
 
 Eighty-two galaxies in the region of Corona Borealis recede from us at velocities that seem to come in groups
 :cite:p:`postman1986`; these are the values of :cite:t:`roeder1990`. How many groups are there? :cite:t:`chib1995`
@@ -16,10 +16,13 @@ import itertools
 import math
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
 from matplotlib.figure import Figure
 from scipy.integrate import quad
 from scipy.special import gammaln, logsumexp
-from scipy.stats import betaprime, multivariate_normal, multivariate_t
+from scipy.stats import betaprime, multivariate_normal, multivariate_t, norm
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
@@ -58,8 +61,7 @@ prior = target.constrain(target.sample_prior(5, seed=3))
 x = np.linspace(0.0, 45.0, 600)
 prior_predictive = Figure(figsize=(7, 3.2), layout="constrained")
 axes = prior_predictive.subplots()
-for number, density in enumerate(mixture.log_density(prior, x).exp()):
-    axes.plot(x, density, color=f"C{number}", linestyle=["-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1))][number])
+axes.plot(x, mixture.log_density(prior, x).exp().T)
 axes.plot(y, np.full(len(y), -0.01), "|", color="0.3")
 axes.set(xlabel="velocity (1000 km/s)", ylabel="density", ylim=(-0.02, 0.5), title="prior densities, and the galaxies")
 
@@ -68,7 +70,7 @@ axes.set(xlabel="velocity (1000 km/s)", ylabel="density", ylim=(-0.02, 0.5), tit
 # -------------
 # Nine galaxies can be assigned to three groups in :math:`3^9` ways. Where weights, means and precisions have conjugate
 # priors, the galaxies of a group are multivariate Student-t, and the groups' sizes Dirichlet-multinomial: the evidence
-# is a finite sum. The chains all start at one point, and stay in one of the six modes.
+# is a finite sum.
 
 few = y[[0, 3, 6, 30, 40, 50, 79, 80, 81]].numpy()
 conjugate = MixturePrior.conjugate(20.0, 0.02, 3.0, 3.0)  # mean, relative precision, shape and rate of the precisions
@@ -84,6 +86,32 @@ for assignment in itertools.product(range(3), repeat=len(few)):
     log_prior = gammaln(3) - gammaln(3 + len(few)) + gammaln(1 + sizes).sum()
     terms.append(log_prior + sum(log_marginal[group] for group in groups))
 exact = logsumexp(terms)
+
+# %%
+# In a Pyro model of your own, ``infer={"enumerate": "parallel"}`` at the site of the labels does the same: what is left
+# is a density of continuous variables. At any point it must be the sum over all labellings, here of two groups.
+
+
+def two_groups(y: torch.Tensor) -> None:
+    share = pyro.sample("share", dist.Beta(y.new_ones(()), 1.0))
+    means = pyro.sample("means", dist.Normal(y.new_tensor([10.0, 30.0]), 10.0).to_event(1))
+    with pyro.plate("galaxies", len(y)):
+        label = pyro.sample("label", dist.Bernoulli(share), infer={"enumerate": "parallel"}).long()
+        pyro.sample("y", dist.Normal(means[label], 2.0), obs=y)
+
+
+enumerated = bk.Target.from_pyro(two_groups, torch.as_tensor(few))
+values = {"share": torch.tensor(0.3, dtype=torch.float64), "means": torch.tensor([12.0, 25.0], dtype=torch.float64)}
+sums = [
+    sum(norm(12.0 + 13.0 * k, 2.0).logpdf(v) + math.log(0.3 if k else 0.7) for k, v in zip(labels, few, strict=True))
+    for labels in itertools.product((0, 1), repeat=len(few))
+]
+at_point = float(enumerated.log_likelihood(enumerated.unconstrain(values)))
+print(f"{len(sums)} labellings: log likelihood {logsumexp(sums):.10f}, enumerated {at_point:.10f}")
+assert abs(logsumexp(sums) - at_point) < 1e-9
+
+# %%
+# The chains of the model of three groups all start at one point, and stay in one of the six modes.
 
 twin = GaussianMixture(few, 3, conjugate)
 twin_target = bk.Target.from_pyro(twin)
@@ -188,8 +216,8 @@ right.legend(frameon=False, loc="upper left")
 #
 # Look at ``trusted`` of every number, and at how much the two estimates of each differ. For a mixture of your own, in
 # Pyro, sum the assignments out and pass its exchangeable sites to ``Labels``; an evidence from chains that never switch
-# lacks up to :math:`\log K!`.
+# lacks up to :math:`\log K!`. Components in order by a positive difference of their means cannot swap their names.
 #
-# Where to go next: :doc:`/gallery/discrete_latent_variables/enumerated_mixture` sums assignments out of a mixture of
-# your own, :doc:`chib_radiata_pine` shows Chib's method where it is right, and
-# :doc:`tempering_against_spike_and_slab` a mode that tempering does not find.
+# Where to go next: :doc:`/gallery/discrete_latent_variables/hidden_states_of_growth` has labels that depend on each
+# other, :doc:`chib_radiata_pine` shows Chib's method where it is right, and
+# :doc:`nested_sampling` a mode that tempering does not find.

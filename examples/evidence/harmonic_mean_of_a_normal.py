@@ -207,4 +207,4 @@ axes.legend()
 # did not visit: take a ladder, sequential Monte Carlo or nested sampling.
 #
 # Where to go next: :doc:`eight_schools_by_every_estimator` has all estimators side by side, :doc:`empirical_bayes`
-# chooses a prior's scale by its evidence, :doc:`tempering_against_spike_and_slab` is a failure of another kind.
+# chooses a prior's scale by its evidence, :doc:`nested_sampling` is a failure of another kind.

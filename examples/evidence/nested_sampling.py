@@ -1,9 +1,9 @@
 r"""
-Nested sampling diagnostics: two Gaussian shells, and a run that is wrong
-=========================================================================
+Nested sampling: two Gaussian shells, its diagnostics, and a phase transition that tempering misses
+===================================================================================================
 
-**What you will learn:** how nested sampling finds the evidence of a posterior that is curved and has two modes, and how
-a run tells whether to believe it.
+**What you will learn:** how nested sampling finds the evidence of a posterior that is curved and has two modes, how a
+run tells whether to believe it, and how a tempered ladder whose chains all mix can miss nearly all of a posterior.
 
 The likelihood is high on two thin spherical shells and next to nothing elsewhere. There are no data: it is a problem on
 which :cite:t:`feroz2009` tried their method, because chains do not get from one shell to the other. They published what
@@ -17,12 +17,13 @@ import pyro
 import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
+from scipy.special import erf
 from scipy.stats import norm
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
-from bayeskit.inference.evidence import nested_sampling
-from bayeskit.inference.samplers import sample_nested
+from bayeskit.inference.evidence import nested_sampling, stepping_stone
+from bayeskit.inference.samplers import sample_ladder, sample_nested
 
 # %%
 # The model
@@ -147,6 +148,64 @@ right.plot(x[:, 0], x[:, 1], ".", color="C0", markersize=2)
 right.set(xlabel="$x_1$", ylabel="$x_2$", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE), aspect="equal")
 
 # %%
+# Where tempering fails
+# ---------------------
+# A narrow normal spike with 100 parts of the mass stands in the middle of a slab ten times as wide, with one part
+# (:cite:t:`sivia2006`, chapter 9). Both lie inside the unit cube, so that the evidence is close to 101.
+
+
+def spike_and_slab(half_edges: torch.Tensor) -> None:
+    x = pyro.sample("x", dist.Uniform(-half_edges, half_edges).to_event(1))
+    spike, slab = (dist.Normal(0.0, sd).expand(x.shape).to_event(1).log_prob(x) for sd in (0.01, 0.1))
+    pyro.factor("likelihood", torch.logaddexp(spike + math.log(100), slab))
+
+
+dim = 10 if is_small() else 20
+target = bk.Target.from_pyro(spike_and_slab, torch.full((dim,), 0.5, dtype=torch.float64))
+truth, slab_alone = bk.exact.spike_and_slab(dim).log_evidence, dim * math.log(erf(5 / 2**0.5))
+ladder = sample_ladder(target, 30, 8, *((100, 200) if is_small() else (150, 500)), progress=False)
+tempered = stepping_stone(target, ladder)
+print(f"exactly {truth:.4f}, the slab alone {slab_alone:.4f}; {tempered}, R-hat {tempered.diagnostics['r_hat']:.3f}")
+print(tempered.warnings[0])
+assert abs(tempered.log_evidence - slab_alone) < 4.5 * tempered.standard_error  # the evidence of the slab, precisely
+assert not tempered.trusted and tempered.diagnostics["missed_share"] > 50
+
+# %%
+# Chains and temperatures agree; what objects is a search for modes that the draws missed. The logarithm of
+# :math:`Z_\beta = \int \pi L^\beta` is the integral of the mean log likelihood. As :math:`\beta` rises, the slab
+# shrinks to a width of :math:`S / \sqrt\beta`. At :math:`\beta = d / (d + 2)` the spike holds as much, and soon after
+# that nearly everything: a first-order phase transition, through which no chain can follow. The chains stay on the
+# slab's branch, as water can be cooled below its freezing point, and the area between the branches is what the estimate
+# lacks.
+
+
+def branch(beta: np.ndarray, sd: float, log_height: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return log mass and mean log likelihood of one term, tempered; a normal distribution cut off by the cube."""
+    edge, width = 0.5 * np.sqrt(beta) / sd, sd / np.sqrt(beta)
+    inside = erf(edge / 2**0.5)
+    constant = log_height - dim * math.log(sd * math.sqrt(2 * math.pi))
+    square = width**2 * (1 - 2 * edge * norm.pdf(edge) / inside)
+    log_mass = beta * constant + dim * np.log(width * math.sqrt(2 * math.pi) * inside)
+    return log_mass, constant - dim * square / (2 * sd**2)
+
+
+beta = np.linspace(0.02, 1, 2000)
+(mass_slab, of_slab), (mass_spike, of_spike) = branch(beta, 0.1, 0.0), branch(beta, 0.01, math.log(100))
+missing = np.trapezoid((of_spike - of_slab) / (1 + np.exp(mass_slab - mass_spike)), beta)
+print(f"area between the branches {missing:.3f} nats, error of the estimate {truth - slab_alone:.3f}")
+assert abs(missing - (truth - slab_alone)) < 0.1
+
+# %%
+# Nested sampling asks how the prior volume shrinks as the likelihood rises, and passes a phase transition as it passes
+# anything else, if it is not stopped before: with the usual rule it is, and says so.
+
+for name, options in (("stopped early", {}), ("patient", {"termination": 1e-15})):
+    z = nested_sampling(target, sample_nested(target, 40 if is_small() else 400, progress=False, **options))
+    print(f"{name:14s} {z.log_evidence:7.4f} +- {z.standard_error:.4f}, trusted: {z.trusted}")
+    assert not z.trusted or abs(z.log_evidence - truth) < 4.5 * z.standard_error
+assert z.trusted
+
+# %%
 # Try it on yours
 # ---------------
 # Replace the target; its prior has to be one that can be sampled, as that of every Pyro model.
@@ -161,6 +220,5 @@ right.set(xlabel="$x_1$", ylabel="$x_2$", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE)
 # ``num_slice_steps``; if the error is too large, raise ``num_live``: four times as many halve it. For a posterior of
 # one mode in many dimensions, bridge sampling from chains costs far less.
 #
-# Where to go next: :doc:`tempering_against_spike_and_slab` is the kind of problem in which tempering fails and nested
-# sampling does not, :doc:`galaxy_mixture` has many modes by symmetry, and :doc:`eight_schools_by_every_estimator` shows
-# nested sampling beside all others.
+# Where to go next: :doc:`/gallery/sampling/parallel_tempering` has modes that temperatures find, :doc:`galaxy_mixture`
+# many modes by symmetry, and :doc:`eight_schools_by_every_estimator` shows nested sampling beside all others.

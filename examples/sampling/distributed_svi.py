@@ -176,5 +176,5 @@ if __name__ == "__main__" and first:
 # Several processes pay where a minibatch keeps each of them busy for some milliseconds. Where an exact posterior is
 # wanted, and all rows fit into memory, sample instead.
 #
-# Where to go next: :doc:`stochastic_gradient` samples from minibatches, :doc:`parallel_chains` runs chains in
+# Where to go next: :doc:`stochastic_gradient` samples from minibatches, :doc:`long_runs` runs chains in
 # processes.

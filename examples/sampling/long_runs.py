@@ -1,9 +1,9 @@
 r"""
-Long MCMC runs in Pyro: stopping at convergence, checkpoints, time budgets and NUTS
-===================================================================================
+Long MCMC runs in Pyro: convergence, checkpoints, time budgets, and chains in parallel processes
+================================================================================================
 
 **What you will learn:** how a run ends by convergence or by a time budget, how it goes on from its checkpoint to the
-last bit, and what the No-U-Turn sampler costs.
+last bit, what the No-U-Turn sampler costs, and why draws do not depend on the number of processes.
 
 The model is the hierarchy of eight schools :cite:p:`rubin1981`, non-centred: effects of coaching are normal around a
 common mean :math:`\mu` with a standard deviation :math:`\tau`, which has a half-Cauchy prior :cite:p:`gelman2006`.
@@ -132,6 +132,24 @@ axes.set(xlabel=r"$\tau$ (points of the test)", ylabel="posterior density", xlim
 axes.legend(frameon=False)
 
 # %%
+# Several processes
+# -----------------
+# Groups of chains warm up by themselves, on random numbers of their own. ``num_groups`` decides what is drawn,
+# ``num_jobs`` where: here, one group after another, and in two processes, to the last bit the same. Who sets the number
+# of groups to that of the cores gets other draws on another machine. A process needs seconds to start and to compile,
+# so that this pays where a group works for minutes. With a Dask client, of this machine or of many
+# (:doc:`/how_to/dask`), the same call goes to its workers; a worker that dies costs its group and nothing else. Models
+# are compared in parallel by the same argument of :func:`bayeskit.compare_models`, with a folder for what is done.
+
+short = settings | {"num_samples": 60}
+here = bk.sample(target, **short, num_groups=4)
+elsewhere = bk.sample(target, **short, num_groups=4, num_jobs=2)
+regrouped = bk.sample(target, **short, num_groups=2)
+print(f"two processes, the same draws: {torch.equal(here.unconstrained, elsewhere.unconstrained)}")
+assert torch.equal(here.unconstrained, elsewhere.unconstrained)
+assert not torch.equal(here.unconstrained, regrouped.unconstrained)
+
+# %%
 # A failure on purpose
 # --------------------
 # A checkpoint of another run is a trap: with another seed, other data or an edited model, what is in the file is not
@@ -162,5 +180,5 @@ with tempfile.TemporaryDirectory() as folder:
 # disagree, more draws do not help: look for several modes first. Try ``kernel=NUTS()`` where scales vary from place to
 # place, and compare effective draws by gradient.
 #
-# Where to go next: :doc:`parallel_chains` for several processes, :doc:`parallel_tempering` where there are several
-# modes, :doc:`/gallery/evidence/eight_schools_by_every_estimator` for the evidence of this model.
+# Where to go next: :doc:`distributed_svi` for training in several processes, :doc:`parallel_tempering` where there are
+# several modes, :doc:`/gallery/evidence/eight_schools_by_every_estimator` for the evidence of this model.

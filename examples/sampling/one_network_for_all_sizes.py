@@ -3,7 +3,8 @@ Amortised neural posterior estimation for every sample size: Newcomb's times
 ============================================================================
 
 **What you will learn:** how one network gives the posterior for any number of observations at once, how its error is
-taken away where the model has a likelihood, and how it says that it has never seen such data.
+taken away where the model has a likelihood, how it says that it has never seen such data, and why it pools by means,
+maxima and the number of observations.
 
 Simon Newcomb measured the passage time of light 66 times in 1882 :cite:p:`stigler1977`. A posterior after each
 measurement takes 66 runs of a sampler. A network that is trained on simulations of the model answers all of them, and
@@ -108,6 +109,31 @@ except DataError as error:
     print(error)
 else:
     raise AssertionError("data in other units were not noticed")
+
+# %%
+# What do poolings not see?
+# -------------------------
+# Deep sets :cite:p:`zaheer2017` add the codes of all members, PointNet :cite:p:`qi2017` takes the largest of each
+# entry. The mean and the maximum of codes are the same for a set and for the same set twice, whatever the codes are,
+# but the posteriors differ: the standard deviation of a normal mean with a standard normal prior is :math:`(1 +
+# n)^{-1/2}`. Half the difference is an error that no network with such a code can go below. The number repairs this. It
+# does not repair all: the maximum is the same for two sets of three with the same two values and different medians
+# :cite:p:`bueno2021`. And a sum grows with the set, beyond what a network has seen.
+
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    code = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.SiLU(), torch.nn.Linear(32, 24))
+code = code.double().requires_grad_(False)
+poolings = {"sum": lambda y: code(y).sum(0), "mean": lambda y: code(y).mean(0), "max": lambda y: code(y).amax(0)}
+few, low_median, high_median = (
+    torch.tensor(values).double()[:, None] for values in ([0.7, -0.7, 0.4], [-1.0, -1.0, 1.0], [-1.0, 1.0, 1.0])
+)
+for name, pool in poolings.items():
+    twice = float((pool(few) - pool(few.repeat(2, 1))).abs().max())
+    medians = float((pool(low_median) - pool(high_median)).abs().max())
+    print(f"{name:>4}: a set and the set twice differ by {twice:.4f}, medians of -1 and 1 by {medians:.4f}")
+    assert (twice < 1e-12) == (name != "sum") and (medians < 1e-12) == (name == "max")
+print(f"posterior sd without the number: error at least {(4**-0.5 - 7**-0.5) / 2:.4f}")
 
 # %%
 # How small may the code be?

@@ -163,4 +163,4 @@ for axes, (name, found) in zip(figure.subplots(1, 2, sharey=True), results.items
 # data far from them, check the run itself.
 #
 # Where to go next: :doc:`/gallery/loss_based_updates/safe_bayes_against_coverage` weighs a loss so that intervals
-# cover; :doc:`parallel_chains` spreads replicates like these over processes.
+# cover; :doc:`long_runs` spreads replicates like these over processes.

@@ -166,5 +166,5 @@ axes.legend(frameon=False)
 #
 # A warning names the coordinate and the remedy. No search sees everything: :doc:`/concepts/trust` says what none can.
 #
-# Where to go next: :doc:`parallel_tempering` and :doc:`tempered_smc` visit several modes,
+# Where to go next: :doc:`parallel_tempering` visits several modes,
 # :doc:`latent_fields_integrated_out` does without the neck, :doc:`simulation_based_calibration` tests a sampler.

@@ -226,5 +226,5 @@ for axes in (left, right):
 #    bk.fit(vae.model, vae.guide, ELBO(kl_weight=4.0), x, num_epochs=100, batch_size=100)
 #    print((torch.linalg.eigvalsh(torch.cov(x.T)) > 4.0 * 0.15**2).sum(), active_units(vae.guide, x).count)
 #
-# Where to go next: :doc:`geco` finds the weight from a tolerance of the error, :doc:`probabilistic_pca` learns the
+# Where to go next: :doc:`geco` finds the weight from a tolerance of the error, :doc:`held_out_likelihood` learns the
 # noise, :doc:`elbo_iwae_sumo` shows what a guide costs that is not the posterior.

@@ -188,5 +188,4 @@ below.legend(frameon=False)
 #    images = test[:5].double()
 #    print(alternative.log_prob(images) - usual.log_prob(images))  # log Bayes factors for blurred images
 #
-# Where to go next: :doc:`held_out_likelihood` estimates the density of such a model, :doc:`probabilistic_pca` is where
-# it is known.
+# Where to go next: :doc:`held_out_likelihood` estimates the density of such a model, and of one where it is known.

@@ -175,4 +175,4 @@ middle.set(title="ten labels (across) in three styles (down)")
 #    loss = loss + ELBO().differentiable_loss(vae.model, vae.guide, x_unlabelled)
 #
 # Where to go next: :doc:`discrete_codes_of_digits` has classes that nobody named,
-# :doc:`/gallery/discrete_latent_variables/enumerated_mixture` enumerates labels in a mixture.
+# :doc:`/gallery/evidence/galaxy_mixture` enumerates labels in a mixture.

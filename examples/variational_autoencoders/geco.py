@@ -235,4 +235,4 @@ right.legend()
 # multiplier.
 #
 # Where to go next: :doc:`variational_autoencoder` compares models by the likelihood of new images,
-# :doc:`probabilistic_pca` has an autoencoder whose optimum is known.
+# :doc:`held_out_likelihood` has an autoencoder whose optimum is known.

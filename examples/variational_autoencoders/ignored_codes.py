@@ -234,5 +234,5 @@ assert abs(bound + 2 * most) < 3e-3
 # Look at what is lost with another code, and at the log likelihood beside a run without remedy. If log likelihood is
 # all that you want, a code that is ignored is no defect.
 #
-# Where to go next: :doc:`beta_vae_infomax` has the weight of the divergence in full, :doc:`gap_of_the_bound` measures
-# what a guide costs that is not the posterior, :doc:`geco` asks for a quality of the reconstruction.
+# Where to go next: :doc:`beta_vae_infomax` has the weight of the divergence in full, :doc:`variational_autoencoder`
+# measures what a guide costs that is not the posterior, :doc:`geco` asks for a quality of the reconstruction.

@@ -230,5 +230,5 @@ right.set_yticks([10 * row + 3.5 for row in range(5)], ["digits", "seen", "zero"
 #    bk.fit(model.model, model.guide, IWAE(10), (x, mask), num_epochs=100, batch_size=100)
 #    draws = model.impute(x, mask, 20, seed=0)
 #
-# Where to go next: :doc:`probabilistic_pca` has the exact answer for complete data, :doc:`variational_autoencoder` a
-# decoder with a hidden layer, :doc:`held_out_likelihood` estimates likelihoods where no formula is known.
+# Where to go next: :doc:`held_out_likelihood` has the exact answer for complete data, and estimates where no formula is
+# known, :doc:`variational_autoencoder` a decoder with a hidden layer.
