@@ -16,7 +16,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.held_out.information import Information
-from bayeskit.inference.optimize import adam
+from bayeskit.inference.optimize import adam_path
 from bayeskit.inference.proposals import student_log_prob
 from bayeskit.logdensity.outcomes import Data, Outcomes
 
@@ -811,7 +811,7 @@ def best_design(
             raise SettingsError(f"the gradient is not finite at the design {now.tolist()}; keep designs within bounds")
         return found
 
-    path = list(adam(gradient, designs.start, num_steps, learning_rate, final_share=0.05, inside=designs.inside))
+    path = list(adam_path(gradient, designs.start, num_steps, learning_rate, final_share=0.05, inside=designs.inside))
     best = torch.stack(path[num_steps // 2 :]).mean(0)
     end = information(model, best, *args, of=of, about=about, num_outer=10 * num_outer, seed=seed)
     last = designs.gradient(best, 10 * num_outer, generator, checked=True)

@@ -19,7 +19,7 @@ __all__ = [
     "LBFGSState",
     "NewtonProblem",
     "RefinedMode",
-    "adam",
+    "adam_path",
     "lbfgs",
     "lbfgs_path",
     "negative_hessian",
@@ -401,7 +401,7 @@ def _backtracked(
 # Stochastic gradients.
 
 
-def adam(
+def adam_path(
     gradient: Callable[[Tensor], Tensor],
     start: Tensor,
     num_steps: int,

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from bayeskit.core.randomness import new_generator
 from bayeskit.inference.optimize import (
     InverseHessian,
-    adam,
+    adam_path,
     lbfgs,
     lbfgs_path,
     negative_hessian,
@@ -217,7 +217,7 @@ def test_adam_by_hand():
     """The moments of the paper, and a rate that falls linearly."""
     betas, eps, rate, steps = (0.8, 0.95), 1e-3, 0.3, 12
     position, first, second = torch.tensor([2.0, -1.0], dtype=DOUBLE), 0.0, 0.0
-    path = list(adam(lambda u: -2 * u, position, steps, rate, final_share=0.25, betas=betas, eps=eps))
+    path = list(adam_path(lambda u: -2 * u, position, steps, rate, final_share=0.25, betas=betas, eps=eps))
     for t, found in enumerate(path, 1):
         gradient = -2 * position
         first = betas[0] * first + (1 - betas[0]) * gradient
@@ -231,7 +231,9 @@ def test_adam_by_hand():
 
 def test_adam_stays_inside_and_ends_in_the_corner():
     start = torch.tensor([0.2, 0.7], dtype=DOUBLE)
-    path = list(adam(lambda u: torch.tensor([1.0, -1.0], dtype=DOUBLE), start, 60, 0.1, inside=lambda u: u.clamp(0, 1)))
+    path = list(
+        adam_path(lambda u: torch.tensor([1.0, -1.0], dtype=DOUBLE), start, 60, 0.1, inside=lambda u: u.clamp(0, 1))
+    )
     assert bool(((torch.stack(path) >= 0) & (torch.stack(path) <= 1)).all()) and path[-1].tolist() == [1.0, 0.0]
     assert start.tolist() == [0.2, 0.7]
 

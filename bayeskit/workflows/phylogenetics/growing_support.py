@@ -12,7 +12,7 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.inference.optimize import adam
+from bayeskit.inference.optimize import adam_path
 from bayeskit.models.phylogenetics import Alignment, Partition, SubsplitBayesianNetwork, Topologies, clades
 from bayeskit.models.phylogenetics.distributions.graphs import Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.neighbour_joining import joined_neighbours
@@ -228,7 +228,7 @@ class ScoredTrees:
             best, at = torch.where(better, value, best), torch.where(better[:, None], leaf.detach(), at)
             return found.nan_to_num(0.0, 0.0, 0.0)
 
-        for _ in adam(gradient, start, num_steps + 1, _RATE, betas=(0.8, 0.9), eps=1e-3):
+        for _ in adam_path(gradient, start, num_steps + 1, _RATE, betas=(0.8, 0.9), eps=1e-3):
             pass
         return at.exp(), best
 
