@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayeskit.core.libraries import compiler
+from bayeskit._core.libraries import compiler
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,8 +4,6 @@ import signal
 
 from bayeskit._ctrl_c import end_at_once
 
-__all__ = ["start"]
-
 
 def start() -> None:
     """Run the command line; Ctrl-C ends it quietly at any moment, imports included."""

@@ -3,8 +3,6 @@
 import os
 import signal
 
-__all__ = ["end_at_once", "give_back"]
-
 
 def end_at_once(*_: object) -> None:
     """Handle Ctrl-C while nothing has begun: an import that is cut short would leave half-made modules."""

@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["imported_when_used", "names_of_stub"]
-
 
 def imported_when_used(package: str, modules: Mapping[str, str] | None = None) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for a package: of its own modules, and of names that stand in ``{name: module}``."""

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bayeskit.core.inputs import warn_user
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.inputs import warn_user
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError, SlowModelWarning, WorkerError
 
 __all__ = ["Ranks", "global_stream", "process_group"]

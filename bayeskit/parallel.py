@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from bayeskit.core.folders import save_or_warn
-from bayeskit.core.inputs import whole_number
-from bayeskit.core.progress import progress_bar
-from bayeskit.core.randomness import one_thread
-from bayeskit.core.storage import TaskFolder
+from bayeskit._core.folders import save_or_warn
+from bayeskit._core.inputs import whole_number
+from bayeskit._core.progress import progress_bar
+from bayeskit._core.randomness import one_thread
+from bayeskit._core.storage import TaskFolder
 from bayeskit.errors import WorkerError
 
 if TYPE_CHECKING:

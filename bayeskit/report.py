@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bayeskit.core.convergence import stands_still
-from bayeskit.core.folders import write_atomically
-from bayeskit.core.page import Cell, Number, PageTable, measured, number, rendered
-from bayeskit.core.statistics import effective_sample_size, r_hat
-from bayeskit.draws import Draws
+from bayeskit._core.convergence import stands_still
+from bayeskit._core.folders import write_atomically
+from bayeskit._core.page import Cell, Number, PageTable, measured, number, rendered
+from bayeskit._core.statistics import effective_sample_size, r_hat
+from bayeskit._draws import Draws
+from bayeskit._logdensity.target import Target
 from bayeskit.errors import BayeskitError, SettingsError
 from bayeskit.inference.evidence import EvidenceComparison
-from bayeskit.inference.evidence.comparison import comparison_facts, own_seconds
-from bayeskit.logdensity.target import Target
+from bayeskit.inference.evidence._comparison import comparison_facts, own_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bayeskit.core.plots import Drawing
+    from bayeskit._core.plots import Drawing
     from bayeskit.inference.samplers import Ladder
 
 __all__ = ["posterior_section", "posterior_summary", "versions", "write_page", "write_report"]
@@ -220,7 +220,7 @@ def _item(heading: str, one: Any) -> tuple[str, Any]:
     """Return what the template `own_page.html` takes for a text, a table or a figure."""
     import pandas as pd
 
-    from bayeskit.core.plots import Drawing
+    from bayeskit._core.plots import Drawing
 
     if isinstance(one, str):
         return "text", one
@@ -393,7 +393,7 @@ def versions() -> dict[str, str]:
 
 def _against_the_prior(draws: Draws, labels: list[str], names: list[str], values: torch.Tensor) -> list[Drawing]:
     """Return densities of the prior and the posterior of the first parameters; nothing without prior draws."""
-    from bayeskit.core.plots import Drawing, new_figure, plot_prior_and_posterior
+    from bayeskit._core.plots import Drawing, new_figure, plot_prior_and_posterior
 
     target = draws.target
     if not isinstance(target, Target) or not target.can_sample_prior:
@@ -428,7 +428,7 @@ def _against_the_prior(draws: Draws, labels: list[str], names: list[str], values
 
 def _picture(draws: Draws) -> list[Drawing]:
     """Return what a model draws of itself at the posterior mean."""
-    from bayeskit.core.plots import Drawing, new_figure
+    from bayeskit._core.plots import Drawing, new_figure
 
     target = draws.target
     if not isinstance(target, Target):
@@ -441,8 +441,8 @@ def _picture(draws: Draws) -> list[Drawing]:
 
 def _path(ladder: Ladder) -> Drawing:
     """Return the log likelihood along the ladder."""
-    from bayeskit.core.plots import Drawing, new_figure
-    from bayeskit.inference.evidence.plots import plot_path
+    from bayeskit._core.plots import Drawing, new_figure
+    from bayeskit.inference.evidence._plots import plot_path
 
     figure = new_figure(3.0)
     plot_path(ladder, figure.subplots())
@@ -458,7 +458,7 @@ def _path(ladder: Ladder) -> Drawing:
 def _chain_figures(labels: list[str], values: torch.Tensor, summary: pd.DataFrame) -> list[Drawing]:
     from matplotlib.figure import Figure
 
-    from bayeskit.core.plots import Drawing, plot_rank, plot_trace
+    from bayeskit._core.plots import Drawing, plot_rank, plot_trace
 
     figures = []
     for index in _worst_first(summary)[:_MAX_PLOTTED]:

@@ -18,16 +18,16 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from bayeskit import exact
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.statistics import effective_sample_size
+from bayeskit._logdensity.target import Target
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import METHODS, Budget, Evidence, PredictiveScore
 from bayeskit.inference.generalized.losses import Loss
 from bayeskit.inference.gradients import GradientEstimator
-from bayeskit.inference.gradients.space import space_of
+from bayeskit.inference.gradients._space import space_of
 from bayeskit.inference.objectives import Objective
-from bayeskit.logdensity.target import Target
-from bayeskit.models.phylogenetics.substitution import SubstitutionModel
+from bayeskit.models.phylogenetics._substitution import SubstitutionModel
 from bayeskit.models.wide_networks import InfiniteWidth, infinite_width
 
 __all__ = [

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bayeskit.inference.evidence.calibration import SMALL, calibrate
+from bayeskit.inference.evidence._calibration import SMALL, calibrate
 
 DEFAULT = ("bridge_sampling", "modified_path_sampling", "stepping_stone")
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.inference.generalized.cross_validation import (
+from bayeskit.inference.generalized._cross_validation import (
     cross_validation_evidence,
     enumerated_cross_validation,
     prequential_score,

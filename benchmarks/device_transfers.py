@@ -23,7 +23,7 @@ from device_examples import SHORTER, differences, elsewhere, public, run_example
 from simulated_device import NAME, simulated_device, transfers
 
 import bayeskit as bk
-from bayeskit.core import randomness
+from bayeskit._core import randomness as randomness
 from bayeskit.inference.samplers import (
     HMC,
     NUTS,
@@ -31,7 +31,9 @@ from bayeskit.inference.samplers import (
     SGLD,
     MinibatchTarget,
     PreconditionedSGLD,
-    nuts,
+)
+from bayeskit.inference.samplers import (
+    _nuts as nuts,
 )
 
 STEPS = 20

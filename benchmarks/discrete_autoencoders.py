@@ -42,7 +42,7 @@ from bayeskit.inference.gradients import (
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit
-from bayeskit.models.discrete.autoencoders import DiscreteVAE, binary_vae, categorical_vae
+from bayeskit.models.discrete._autoencoders import DiscreteVAE, binary_vae, categorical_vae
 from bayeskit.models.vae import binarize, load_mnist5000
 from bayeskit.parallel import map_tasks
 

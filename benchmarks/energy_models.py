@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Independent, Normal
 
 from bayeskit.inference.curvature import Categorical, find_parameter_mode, laplace_posterior
-from bayeskit.inference.unnormalised import (
+from bayeskit.models.unnormalised import (
     NoiseContrastive,
     PersistentContrastiveDivergence,
     fit_energy,
     log_normaliser,
 )
-from bayeskit.models.unnormalised import EnergyModel
+from bayeskit.models.unnormalised._models import EnergyModel
 
 DOUBLE = torch.float64
 

@@ -31,7 +31,7 @@ import bayeskit
 from bayeskit.errors import BayeskitWarning
 from bayeskit.inference import evidence
 from bayeskit.workflows import calibration_in_folder
-from bayeskit.workflows.exam import selected_cases
+from bayeskit.workflows._exam import selected_cases
 
 BUDGET = evidence.Budget(
     num_chains=16,

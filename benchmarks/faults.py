@@ -53,7 +53,7 @@ from typer.testing import CliRunner
 
 import bayeskit as bk
 from bayeskit import cli, exact
-from bayeskit.core.storage import digest
+from bayeskit._core.storage import digest
 from bayeskit.errors import BayeskitError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget
@@ -68,10 +68,11 @@ from bayeskit.inference.samplers import (
     sample_with_pyro,
 )
 from bayeskit.inference.training import fit
-from bayeskit.inference.unnormalised import fit_energy
 from bayeskit.models.phylogenetics import Alignment, Tree
+from bayeskit.models.phylogenetics.workflows import compare_topologies, infer_topologies, variational_inference
 from bayeskit.models.sparse_networks import sparsify
-from bayeskit.models.unnormalised import EnergyModel
+from bayeskit.models.unnormalised import fit_energy
+from bayeskit.models.unnormalised._models import EnergyModel
 from bayeskit.parallel import map_tasks
 from bayeskit.workflows import (
     compare_models,
@@ -80,8 +81,7 @@ from bayeskit.workflows import (
     posterior_in_folder,
     run_generated_exam,
 )
-from bayeskit.workflows.phylogenetics import compare_topologies, infer_topologies, variational_inference
-from bayeskit.workflows.simulation_based_calibration import sbc
+from bayeskit.workflows._simulation_based_calibration import sbc
 
 SEQUENCES = {"A": "CCTCATCGAC", "B": "CCTCATCTAC", "C": "CCAGTGATAG", "D": "GCAGTGCCAG", "E": "CTCGAACAAT"}
 ALIGNMENT = Alignment.from_sequences(SEQUENCES)

@@ -28,12 +28,12 @@ from torch import Tensor  # noqa: E402
 from tree_likelihood_speed import EXPECTED_NORM, EXPECTED_VALUE, make_peer_input, seconds, time_peer  # noqa: E402
 
 from bayeskit.models.phylogenetics import Alignment, Tree  # noqa: E402
-from bayeskit.models.phylogenetics.forest import ForestLikelihood  # noqa: E402
-from bayeskit.models.phylogenetics.pruning.plan import make_plan  # noqa: E402
-from bayeskit.models.phylogenetics.samples import TreeSample  # noqa: E402
-from bayeskit.models.phylogenetics.substitution import HKY85, SubstitutionModel  # noqa: E402
-from bayeskit.models.phylogenetics.topologies import Topologies  # noqa: E402
-from bayeskit.models.phylogenetics.trees import edges_of_trees  # noqa: E402
+from bayeskit.models.phylogenetics._forest import ForestLikelihood  # noqa: E402
+from bayeskit.models.phylogenetics._samples import TreeSample  # noqa: E402
+from bayeskit.models.phylogenetics._substitution import HKY85, SubstitutionModel  # noqa: E402
+from bayeskit.models.phylogenetics._topologies import Topologies  # noqa: E402
+from bayeskit.models.phylogenetics._trees import edges_of_trees  # noqa: E402
+from bayeskit.models.phylogenetics.pruning._plan import make_plan  # noqa: E402
 
 
 def lengths_for(topologies: Topologies, *sample: int) -> Tensor:

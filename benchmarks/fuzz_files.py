@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.folders import RunFolder, Schema, read_facts, write_facts
-from bayeskit.core.storage import digest, save_tensors
+from bayeskit._core.folders import RunFolder, Schema, read_facts, write_facts
+from bayeskit._core.storage import digest, save_tensors
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.samplers import sample_nested
@@ -42,8 +42,8 @@ from bayeskit.models.phylogenetics import (
     TreeSample,
     all_topologies,
 )
+from bayeskit.models.phylogenetics.workflows import VariationalPosterior, infer_topologies, variational_inference
 from bayeskit.parallel import map_tasks
-from bayeskit.workflows.phylogenetics import VariationalPosterior, infer_topologies, variational_inference
 
 SEQUENCES = {"A": "CCTCATCGAC", "B": "CCTCATCTAC", "C": "CCAGTGATAG", "D": "GCAGTGCCAG", "E": "CTCGAACAAT"}
 ALIGNMENT = Alignment.from_sequences(SEQUENCES)

@@ -29,12 +29,13 @@ from torch import Tensor
 from torch.distributions import Dirichlet, Gamma, Normal, StudentT
 
 import bayeskit as bk
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference.evidence import bridge_sampling
-from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, MixturePrior, galaxy_velocities
+from bayeskit.models.discrete.mixtures._evidence import mixture_evidence, symmetrised_bridge
+from bayeskit.models.discrete.mixtures._gaussian_mixture import GaussianMixture, MixturePrior, galaxy_velocities
+from bayeskit.models.discrete.mixtures._labels import Labels
 from bayeskit.parallel import map_tasks
-from bayeskit.workflows.mixtures import mixture_evidence, symmetrised_bridge
 
 # Posterior of 1 to 6 components in Richardson and Green (1997), of 1 to 30 that are equally probable beforehand, with a
 # random rate of the precisions: the prior used here. Reversible jumps made it, and three digits are all that is known.

@@ -131,7 +131,7 @@ def of_page(path: str) -> Record:
     """Run a page."""
     import runpy
 
-    from bayeskit.gallery.run_script import set_style
+    from bayeskit.gallery._run_script import set_style
 
     set_style()
     seeded()

@@ -29,7 +29,7 @@ from scipy.special import expit, logsumexp  # noqa: E402
 
 import bayeskit as bk  # noqa: E402
 from bayeskit import exact  # noqa: E402
-from bayeskit.core.statistics import effective_sample_size  # noqa: E402
+from bayeskit._core.statistics import effective_sample_size  # noqa: E402
 
 Moments = dict[str, tuple[float, float]]  # mean and standard deviation of each quantity
 

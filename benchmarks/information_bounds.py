@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.inference.experiments import information_gradient
+from bayeskit.inference._experiments import information_gradient
 
 DOUBLE = torch.float64
 

@@ -32,7 +32,7 @@ import torch  # noqa: E402
 
 import bayeskit as bk  # noqa: E402
 from bayeskit import exact  # noqa: E402
-from bayeskit.core import folders  # noqa: E402
+from bayeskit._core import folders as folders  # noqa: E402
 
 #: Growth of memory that counts as none, in MiB: allocators keep some.
 _FLAT = 20.0
@@ -93,7 +93,7 @@ def run_fit(steps: int, checkpoint: Path) -> tuple[torch.Tensor, int]:
 def run_topologies(steps: int, checkpoint: Path) -> tuple[torch.Tensor, int]:
     """Search the topologies of four taxa; return the log likelihoods, and the bytes of the rows kept."""
     from bayeskit.models.phylogenetics import Alignment
-    from bayeskit.workflows.phylogenetics import infer_topologies
+    from bayeskit.models.phylogenetics.workflows import infer_topologies
 
     alignment = Alignment.from_sequences({"A": "AACCAGT", "B": "AACCGGT", "C": "AGCTAGA", "D": "AGCTACA"})
     found = infer_topologies(
@@ -173,7 +173,7 @@ def measure(name: str, steps: int, answers: Any) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         # Who wrote the function down under its name calls it by that.
-        from bayeskit.core import storage
+        from bayeskit._core import storage as storage
 
         with mock.patch.object(storage, "write_atomically", timed), memory_in_tenths() as memory:
             plain, kept = CALLS[name](steps, Path(folder) / "plain")

@@ -29,10 +29,10 @@ from torch import Tensor
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.statistics import mean_error, r_hat
+from bayeskit._core.statistics import mean_error, r_hat
 from bayeskit.errors import SamplingWarning
-from bayeskit.inference.evidence.judging.constants import bridge
-from bayeskit.inference.samplers.weighted_data import WeightedData
+from bayeskit.inference.evidence.judging._constants import bridge
+from bayeskit.inference.samplers._weighted_data import WeightedData
 
 STACK_LOSS = """80 27 89 42; 80 27 88 37; 75 25 90 37; 62 24 87 28; 62 22 87 18; 62 23 87 18; 62 24 93 19; 62 24 93 20;
 58 23 87 15; 58 18 80 14; 58 18 89 14; 58 17 88 13; 58 18 82 11; 58 19 93 12; 50 18 89 8; 50 18 86 7; 50 19 72 8;

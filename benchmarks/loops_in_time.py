@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.core.evaluation import with_gradient_loop
+from bayeskit._core.evaluation import with_gradient_loop
 
 GARCH, HMM, PREDATORS = "garch-garch11", "hmm_example-hmm_example", "hudson_lynx_hare-lotka_volterra"
 CHAINS, ROUNDS = 4, 9

@@ -25,16 +25,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from bayeskit.core.randomness import new_generator, one_thread, validation_kept
+from bayeskit._core.randomness import new_generator, one_thread, validation_kept
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+from bayeskit.inference.generalized._coverage import BatchSelector, CoverageReport, coverage_report
+from bayeskit.inference.generalized._minimizer import hessian_of_loss, influence, minimize
 from bayeskit.inference.generalized.calibrate import (
     bootstrap_score_matching,
     information_matching,
     posterior_coverage,
     weighted_likelihood_bootstrap_matching,
 )
-from bayeskit.inference.generalized.coverage import BatchSelector, CoverageReport, coverage_report
-from bayeskit.inference.generalized.minimizer import hessian_of_loss, influence, minimize
 from bayeskit.parallel import map_tasks
 
 DOUBLE = torch.float64

@@ -24,8 +24,8 @@ from scipy.integrate import quad
 from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
+from bayeskit._logdensity.target import Target
 from bayeskit.inference import evidence
-from bayeskit.logdensity.target import Target
 
 #: Fewer chains than by default, which in many dimensions cost the more and are needed the less.
 BUDGET = evidence.Budget(num_chains=16, num_warmup=300, num_samples=300, ladder_chains=8, ladder_samples=300)

@@ -22,7 +22,7 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.statistics import effective_sample_size
 from bayeskit.inference.samplers import SGLD, IndependentRows, Metric, MinibatchTarget, sample_stochastic_gradient
 
 NOISE, BIAS = 0.5, 1.05

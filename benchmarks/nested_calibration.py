@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from bayeskit._logdensity.target import Target
 from bayeskit.exact import ExactCase, eggbox, gaussian_shells, linear_regression, spike_and_slab
 from bayeskit.inference.evidence import nested_sampling
-from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
 CASES = {

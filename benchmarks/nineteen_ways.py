@@ -29,8 +29,8 @@ import bayeskit as bk
 from bayeskit.errors import BayeskitWarning
 from bayeskit.inference import evidence
 from bayeskit.models.phylogenetics import Alignment, TreeModel, TreeSample
+from bayeskit.models.phylogenetics.workflows import compare_topologies
 from bayeskit.parallel import map_tasks
-from bayeskit.workflows.phylogenetics import compare_topologies
 
 BUDGET = evidence.Budget(
     num_chains=32,

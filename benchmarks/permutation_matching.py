@@ -33,7 +33,7 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.models.discrete.permutations import (
     GumbelSinkhorn,
     GumbelSinkhornRelaxation,

@@ -52,7 +52,7 @@ def draw(arguments: argparse.Namespace) -> None:
     import torch
 
     import bayeskit as bk
-    from bayeskit.compiler import engine as _engine
+    from bayeskit._compiler import engine as _engine
 
     torch.set_num_threads(1)
     models.FLAT = arguments.flat

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeSample
-from bayeskit.models.phylogenetics.site_sets import read_partitions
+from bayeskit.models.phylogenetics._site_sets import read_partitions
 
 CHOICE = random.Random(1)
 REPEATS = 3

@@ -36,7 +36,7 @@ TREES = """
 import sys, warnings
 import torch
 from bayeskit.models.phylogenetics import GTR, Alignment, GammaRates, Partition
-from bayeskit.workflows.phylogenetics import infer_topologies
+from bayeskit.models.phylogenetics.workflows import infer_topologies
 warnings.simplefilter("ignore")
 taxa = int(sys.argv[1])
 letters = torch.randint(6, (taxa, 60), generator=torch.Generator().manual_seed(taxa)).tolist()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bayeskit import exact
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
-from bayeskit.workflows.simulation_based_calibration import sbc
+from bayeskit.workflows._simulation_based_calibration import sbc
 
 GALLERY = ("linreg10", "radiata_pine_m1", "radiata_pine_m2", "beta_binomial", "eight_schools", "three_taxon_tree")
 PATTERNS_PER_CLASS = torch.tensor([4.0, 12.0, 12.0, 12.0, 24.0], dtype=torch.float64)

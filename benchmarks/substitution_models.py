@@ -10,7 +10,7 @@ import argparse
 import time
 
 from bayeskit.models.phylogenetics import GammaRates, all_reversible_models, primates
-from bayeskit.workflows.phylogenetics import average_substitution_models
+from bayeskit.models.phylogenetics.workflows import average_substitution_models
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from peer_process import processor_seconds, serve
 
 import bayeskit as bk
 from bayeskit.models.phylogenetics import Alignment
-from bayeskit.workflows.phylogenetics import TopologyInference, infer_topologies, topology_evidence
-from bayeskit.workflows.phylogenetics.topology_folder import infer_topologies_in_folder
+from bayeskit.models.phylogenetics.workflows import TopologyInference, infer_topologies, topology_evidence
+from bayeskit.models.phylogenetics.workflows._topology_folder import infer_topologies_in_folder
 
 searches: dict[str, TopologyInference] = {}
 

@@ -31,7 +31,7 @@ from torch import Tensor  # noqa: E402
 
 import bayeskit as bk  # noqa: E402
 from bayeskit.models.phylogenetics import Alignment, ForestLikelihood, Topologies, Tree, TreeModel  # noqa: E402
-from bayeskit.models.phylogenetics.trees import edges_of_trees  # noqa: E402
+from bayeskit.models.phylogenetics._trees import edges_of_trees  # noqa: E402
 
 EXPECTED_VALUE, EXPECTED_NORM = -10145.701953426, 9596.131342050
 BATCHES = (1, 100)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bayeskit.inference.held_out import annealed_importance_sampling, importance_sampling
 from bayeskit.inference.objectives import ELBO, GECO, IWAE, SUMO, VCD, DReG, Objective, ReciprocalTail
-from bayeskit.inference.objectives.constrained import LogLikelihoodConstraint
+from bayeskit.inference.objectives._constrained import LogLikelihoodConstraint
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.training import fit
 from bayeskit.models.vae import binarize, load_mnist5000, mlp_vae

@@ -41,7 +41,7 @@ from peer_process import PeerProcess, processor_seconds  # noqa: E402
 from vague_models_exact import DEGREES, VARIATES, Answer, Model, check, exact, exam  # noqa: E402
 
 import bayeskit as bk  # noqa: E402
-from bayeskit.core.statistics import mean_error  # noqa: E402
+from bayeskit._core.statistics import mean_error  # noqa: E402
 
 MAX_ERRORS, WRONG_ERRORS, MAX_R_HAT = 4.0, 4.5, 1.01
 WORDS = ("right", "flagged", "wrong")

@@ -27,8 +27,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import global_stream, new_generator, one_thread
-from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
+from bayeskit._core.randomness import global_stream, new_generator, one_thread
+from bayeskit.inference.objectives._variational_contrastive_divergence import VCD
 from bayeskit.inference.samplers import HMC
 
 DOUBLE = torch.float64

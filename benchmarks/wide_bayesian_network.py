@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import bayeskit as bk
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SamplingWarning
 from bayeskit.models.wide_networks import Elementwise, infinite_width, nngp_posterior
 

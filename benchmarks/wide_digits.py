@@ -32,7 +32,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit.models.wide_networks import InfiniteWidth, infinite_width
 from bayeskit.models.wide_networks.gaussian_processes import (
     Posterior,

@@ -50,7 +50,7 @@ def torch_network(layers: Layers) -> Any:
 def bayeskit(layers: Layers, x: np.ndarray, outputs: Any) -> Callable[[], Any]:
     import torch
 
-    from bayeskit.models.wide_networks.empirical_kernels import empirical_ntk
+    from bayeskit.models.wide_networks._empirical_kernels import empirical_ntk
 
     network, data = torch_network(layers), torch.from_numpy(x)
     return lambda: empirical_ntk(network, data, outputs=outputs)

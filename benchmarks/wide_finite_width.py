@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.finite_width import FiniteWidthBias, finite_width_bias
+from bayeskit.models.wide_networks._finite_width import FiniteWidthBias, finite_width_bias
 
 
 def network(hidden: int, bias: bool) -> nn.Sequential:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeskit.models.wide_networks.kernels import InfiniteWidth, infinite_width
+from bayeskit.models.wide_networks._kernels import InfiniteWidth, infinite_width
 
 DRIVER = Path(__file__).with_name("neural_tangents_driver.py")
 Task = dict[str, int | str]

@@ -17,14 +17,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import (
     ConjugateGradients,
     InducingPoints,
     large_regression,
 )
-from bayeskit.models.wide_networks.gaussian_processes.large_data import Marginals
+from bayeskit.models.wide_networks.gaussian_processes._large_data import Marginals
 
 NOISE = 0.05
 

@@ -19,7 +19,7 @@ import round_citations  # noqa: E402
 from reference import write_pages  # noqa: E402
 
 from bayeskit import gallery  # noqa: E402
-from bayeskit.core.page import template_source  # noqa: E402
+from bayeskit._core.page import template_source  # noqa: E402
 
 project = "bayeskit"
 author = "The bayeskit developers"

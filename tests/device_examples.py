@@ -22,7 +22,7 @@ from torch.utils._device import _device_constructors
 import bayeskit
 
 #: Modules whose functions make neural networks.
-_MODULES = ("bayeskit.models.vae.autoencoders", "bayeskit.models.vae.networks", "bayeskit.models.vae.flows")
+_MODULES = ("bayeskit.models.vae._autoencoders", "bayeskit.models.vae._networks", "bayeskit.models.vae._flows")
 _LIBRARIES = tuple(f"{folder}/" for module in (torch, pyro) for folder in module.__path__)
 
 
@@ -83,7 +83,7 @@ def public() -> dict[str, Any]:
     """Return every class and function that a package exports to users, by the name of its module and its own."""
     found = {}
     for part in pkgutil.walk_packages(bayeskit.__path__, "bayeskit."):
-        is_private = part.name.rpartition(".")[2].startswith("_") or part.name == "bayeskit.compiler"
+        is_private = part.name.rpartition(".")[2].startswith("_") or part.name == "bayeskit._compiler"
         if part.ispkg and not is_private:
             package = importlib.import_module(part.name)
             for value in (getattr(package, name) for name in getattr(package, "__all__", ())):

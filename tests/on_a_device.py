@@ -22,9 +22,10 @@ from simulated_device import NAME, simulated_device, transfers
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core import randomness
+from bayeskit._core import randomness as randomness
 from bayeskit.inference import evidence
-from bayeskit.inference.samplers import nuts, sample_ladder
+from bayeskit.inference.samplers import _nuts as nuts
+from bayeskit.inference.samplers import sample_ladder
 
 pytestmark = pytest.mark.compiler  # the device is compiled
 
@@ -170,12 +171,12 @@ def test_a_constant_left_on_the_host_is_seen(device, monkeypatch):
     monkeypatch.setattr(
         Absolute, "pointwise", lambda self, *given: original(self, *given) * torch.ones(1, dtype=torch.float64)
     )
-    problems, _ = run_example("bayeskit.inference.generalized.minimizer.minimize", device)
+    problems, _ = run_example("bayeskit.inference.generalized._minimizer.minimize", device)
     assert "two devices" in problems
 
 
 def test_a_number_that_differs_is_seen(device, monkeypatch):
-    name = "bayeskit.inference.samplers.stochastic_gradient.sample_stochastic_gradient"
+    name = "bayeskit.inference.samplers._stochastic_gradient.sample_stochastic_gradient"
     shorter = SHORTER[name.removeprefix("bayeskit.")]
     _, expected = run_example(name, HOST, shorter)
     _, found = run_example(name, device, shorter)

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from bayeskit.core.libraries import load_library
+from bayeskit._core.libraries import load_library
 
 NAME = "simulated"
 _ROOT = Path(torch.__file__).parent

@@ -12,14 +12,14 @@ import torch
 import bayeskit as bk
 from bayeskit.errors import CheckpointError
 from bayeskit.inference.evidence import adaptive_smc, generalised_stepping_stone, thermodynamic_integration
-from bayeskit.inference.evidence.calibration import SMALL
-from bayeskit.inference.evidence.comparison import compare
+from bayeskit.inference.evidence._calibration import SMALL
+from bayeskit.inference.evidence._comparison import compare
 from bayeskit.inference.samplers import SGLD, MinibatchTarget, sample_stochastic_gradient, sample_with_pyro
-from bayeskit.inference.samplers.ladder import sample_ladder
-from bayeskit.inference.samplers.nested import sample_nested
-from bayeskit.inference.samplers.smc import sample_smc
-from bayeskit.inference.unnormalised import fit_energy
-from bayeskit.models.unnormalised import EnergyModel
+from bayeskit.inference.samplers._ladder import sample_ladder
+from bayeskit.inference.samplers._nested import sample_nested
+from bayeskit.inference.samplers._smc import sample_smc
+from bayeskit.models.unnormalised import fit_energy
+from bayeskit.models.unnormalised._models import EnergyModel
 from bayeskit.workflows import learn_likelihood
 
 F64 = torch.float64
@@ -116,9 +116,9 @@ ELSEWHERE = {
     "map_tasks": "tests/test_parallel.py",
     "calibrate": "tests/inference/evidence/test_calibration.py",
     "run_generated_exam": "tests/workflows/test_generated_exam.py",
-    "compare_topologies": "tests/workflows/test_topology_comparison_inputs.py",
-    "infer_topologies": "tests/workflows/test_topology_inference.py",
-    "variational_inference": "tests/workflows/test_variational_phylogenetics_storage.py",
+    "compare_topologies": "tests/models/phylogenetics/workflows/test_topology_comparison_inputs.py",
+    "infer_topologies": "tests/models/phylogenetics/workflows/test_topology_inference.py",
+    "variational_inference": "tests/models/phylogenetics/workflows/test_variational_phylogenetics_storage.py",
     "SharedRuns": "inside of compare",
     "Control": "inside of all samplers",
 }

@@ -15,7 +15,7 @@ from bayeskit.cli._evidence import _problem
 from bayeskit.cli._names import evidence_methods
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import METHODS, Budget, Evidence
-from bayeskit.inference.evidence.budget import LEAST
+from bayeskit.inference.evidence._budget import LEAST
 from bayeskit.workflows import Exam, ExamRow
 
 SMALL = (
@@ -254,7 +254,7 @@ def test_what_is_known_without_torch_is_what_there_is():
 
 def test_exam_fails_on_false_comfort(monkeypatch):
     wrong = ExamRow("beta_binomial", Evidence("bridge_sampling", -1.0, 0.01, 10), -2.4)
-    monkeypatch.setattr("bayeskit.workflows.exam.run_exam", lambda *a, **k: Exam((wrong,)))
+    monkeypatch.setattr("bayeskit.workflows._exam.run_exam", lambda *a, **k: Exam((wrong,)))
     result = call("exam")
     assert result.exit_code == 1
     assert "FALSE COMFORT" in result.stdout and "1 false comfort" in result.stdout
@@ -376,7 +376,7 @@ def test_usage_errors_end_with_the_page_that_explains_them(arguments):
 
 
 def test_the_error_of_a_reference_is_said(monkeypatch):
-    from bayeskit.gallery import registry
+    from bayeskit.gallery import _registry as registry
 
     build = gallery.get_model("beta_binomial").build
     entry = gallery.Entry("coin", "a coin", build, -2.3979, reference_error=0.004)

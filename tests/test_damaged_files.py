@@ -29,7 +29,7 @@ def test_damage_that_was_not_noticed_once(kind, way, seed, folder):
 
 def test_a_change_that_nobody_notices_is_found_and_shrunk(folder, monkeypatch):
     """Mutation: without the comparison of checksums a changed number is loaded, and the fuzzer says so."""
-    from bayeskit.core import folders
+    from bayeskit._core import folders as folders
 
     monkeypatch.setattr(folders, "_checksum", lambda whole, payload: "same")
     monkeypatch.setitem(fuzz_files.FILES, "unchecked", fuzz_files.FILES["Draws"])

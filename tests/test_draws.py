@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 
 import bayeskit as bk
-from bayeskit.core import compatibility
-from bayeskit.core.compatibility import as_inference_data, write_netcdf
+from bayeskit._core import compatibility as compatibility
+from bayeskit._core.compatibility import as_inference_data, write_netcdf
 from bayeskit.errors import (
     CheckpointError,
     DrawsError,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import bayeskit
+from bayeskit import extend
 
 ROOT = Path(bayeskit.__file__).parent
 Modules = dict[str, ast.Module]
@@ -23,6 +24,8 @@ def modules(root: Path) -> Modules:
     for path in root.rglob("*.py"):
         name = ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
         found[name] = ast.parse(path.read_text(encoding="utf-8"))
+        if path.with_suffix(".pyi").exists():  # the names of the module, which it imports when they are first used
+            found[name].body += ast.parse(path.with_suffix(".pyi").read_text(encoding="utf-8")).body
     return found
 
 
@@ -36,12 +39,12 @@ def exported(tree: ast.Module) -> set[str]:
 
 
 def unmarked(trees: Modules) -> list[str]:
-    """Return functions and classes of public modules that are neither exported nor private."""
+    """Return functions and classes of public modules that are neither listed nor private."""
     return [
         f"{name}.{node.name}"
         for name, tree in trees.items()
         for node in tree.body
-        if not any(part.startswith("_") for part in name.split("."))
+        if not is_private(name)
         and isinstance(node, DEFINITIONS)
         and not node.name.startswith("_")
         and node.name not in exported(tree)
@@ -90,8 +93,86 @@ def circles(trees: Modules) -> list[list[str]]:
     return found
 
 
-def test_what_is_not_exported_is_private():
+def is_private(name: str) -> bool:
+    """Tell whether a module, or a package around it, begins with an underscore."""
+    return any(part.startswith("_") for part in name.split("."))
+
+
+def lists_of_private_modules(trees: Modules) -> list[str]:
+    """Return private modules that list names of their own in ``__all__``; those that pass names on may list them."""
+    return [
+        name
+        for name, tree in trees.items()
+        if is_private(name)
+        and not name.endswith("torch_internals")
+        and not (ROOT.parent / name.replace(".", "/")).is_dir()
+        and exported(tree) & {node.name for node in tree.body if isinstance(node, DEFINITIONS)}
+    ]
+
+
+def test_what_users_import_is_listed_where_they_import_it():
+    """In a package or a public module, and nowhere else; what such a module does not list is private."""
     assert unmarked(modules(ROOT)) == []
+    assert lists_of_private_modules(modules(ROOT)) == []
+
+
+def test_no_module_stands_beside_the_names_of_a_room():
+    """A room's modules are private, but for the two that are offered as a whole, and what is a room itself."""
+    beside = [
+        name
+        for name in modules(ROOT)
+        if name.count(".") > 1 and not is_private(name) and not (ROOT.parent / name.replace(".", "/")).is_dir()
+    ]
+    assert beside == ["bayeskit.inference.generalized.calibrate", "bayeskit.models.vae.likelihoods"]
+
+
+def test_nobody_imports_a_private_name_of_another_module():
+    """But for the location of a page of the documentation, which errors tell the command line."""
+    taken = [
+        (name, node.module, alias.name)
+        for name, tree in modules(ROOT).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bayeskit")
+        for alias in node.names
+        if alias.name.startswith("_") and f"{node.module}.{alias.name}" not in modules(ROOT)
+    ]
+    assert [one for one in taken if one[1:] != ("bayeskit.errors", "_place_of")] == []
+
+
+FAMILIES = ("bayeskit.models.", "bayeskit.inference.generalized.")
+DOORS = {"bayeskit.extend", "bayeskit.errors", "bayeskit._lazy"}
+
+
+def around_the_door(trees: Modules) -> list[tuple[str, str]]:
+    """Return modules of families with what they import of the core, but for its interface and its errors."""
+    return [
+        (name, other)
+        for name in trees
+        if f"{name}.".startswith(FAMILIES)
+        for other in imports(trees, name)
+        if not f"{other}.".startswith(FAMILIES) and other not in DOORS
+    ]
+
+
+def test_families_know_the_core_through_one_door():
+    trees = modules(ROOT)
+    assert around_the_door(trees) == []
+    core = [name for name in trees if not f"{name}.".startswith((*FAMILIES, "bayeskit.cli.", "bayeskit.gallery."))]
+    met = {(name, other) for name in core for other in imports(trees, name) if f"{other}.".startswith(FAMILIES)}
+    assert {name for name, _ in met} <= {"bayeskit.testing"}  # whose contracts are those of families as well
+
+
+def test_the_interface_for_families_has_what_they_use_and_no_more():
+    trees = modules(ROOT)
+    used = {
+        alias.name
+        for name, tree in trees.items()
+        if f"{name}.".startswith(FAMILIES)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "bayeskit.extend"
+        for alias in node.names
+    }
+    assert used == set(extend.__all__) and all(hasattr(extend, name) for name in extend.__all__)
 
 
 def test_no_name_stands_for_two_things():
@@ -107,18 +188,17 @@ def test_no_circle_of_imports_at_any_depth():
 @pytest.mark.parametrize(
     ("room", "stranger"),
     [
-        ("bayeskit.models", "bayeskit.inference"),
         ("bayeskit.inference", "bayeskit.models"),
-        ("bayeskit.core", "bayeskit.inference"),
-        ("bayeskit.core", "bayeskit.models"),
-        ("bayeskit.core", "bayeskit.logdensity"),
-        ("bayeskit.core", "bayeskit.compiler"),
-        ("bayeskit.compiler", "bayeskit.logdensity"),
-        ("bayeskit.compiler", "bayeskit.inference"),
-        ("bayeskit.compiler", "bayeskit.models"),
-        ("bayeskit.compiler", "bayeskit.ode"),
-        ("bayeskit.logdensity", "bayeskit.inference"),
-        ("bayeskit.logdensity", "bayeskit.models"),
+        ("bayeskit._core", "bayeskit.inference"),
+        ("bayeskit._core", "bayeskit.models"),
+        ("bayeskit._core", "bayeskit._logdensity"),
+        ("bayeskit._core", "bayeskit._compiler"),
+        ("bayeskit._compiler", "bayeskit._logdensity"),
+        ("bayeskit._compiler", "bayeskit.inference"),
+        ("bayeskit._compiler", "bayeskit.models"),
+        ("bayeskit._compiler", "bayeskit.ode"),
+        ("bayeskit._logdensity", "bayeskit.inference"),
+        ("bayeskit._logdensity", "bayeskit.models"),
         ("bayeskit", "bayeskit.cli"),
     ],
 )
@@ -144,7 +224,7 @@ def through_a_wall(trees: Modules, room: str) -> list[tuple[str, str]]:
 
 
 def test_the_compiler_is_reached_through_its_door():
-    assert through_a_wall(modules(ROOT), "bayeskit.compiler") == []
+    assert through_a_wall(modules(ROOT), "bayeskit._compiler") == []
 
 
 def test_code_is_generated_for_differential_equations_alone():
@@ -161,13 +241,13 @@ def test_code_is_generated_for_differential_equations_alone():
         "scan",
     }
     trees = modules(ROOT)
-    assert everybodys < exported(trees["bayeskit.compiler"])
+    assert everybodys < exported(trees["bayeskit._compiler"])
     taken = {
         (name, alias.name)
         for name, tree in trees.items()
         if not name.startswith("bayeskit.ode.")
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "bayeskit.compiler"
+        if isinstance(node, ast.ImportFrom) and node.module == "bayeskit._compiler"
         for alias in node.names
     }
     assert {one for one in taken if one[1] not in everybodys} == set()
@@ -239,6 +319,8 @@ def test_tests_mirror_the_rooms():
     """A folder of tests has the name of a room, and a file does not repeat it; `examples` are the gallery's pages."""
     tests = Path(__file__).parent
     folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")} - {Path("examples")}
-    assert [str(folder) for folder in sorted(folders) if not (ROOT / folder).is_dir()] == []
+    rooms = {path.parent.relative_to(ROOT) for path in ROOT.rglob("__init__.py")}
+    rooms = {Path(*(part.removeprefix("_") for part in room.parts)) for room in rooms}
+    assert folders - rooms == set()
     repeated = [path for path in tests.rglob("test_*.py") if path.stem.startswith(f"test_{path.parent.name}_")]
     assert repeated == []

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import bayeskit as bk
-import bayeskit.leave_one_out as leave_one_out_module
-from bayeskit.core.randomness import new_generator
-from bayeskit.draws import Draws
+import bayeskit._leave_one_out as leave_one_out_module
+from bayeskit._core.randomness import new_generator
+from bayeskit._draws import Draws
+from bayeskit._leave_one_out import AffineMaps, LeftOut, WideMaps, leave_one_out
 from bayeskit.errors import DrawsError, ModelError, ShapeError, UnknownNameError
-from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates
-from bayeskit.leave_one_out import AffineMaps, LeftOut, WideMaps, leave_one_out
+from bayeskit.inference.evidence._predictive import conditional_predictive_ordinates
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 
 CHAINS, COUNT = 4, 1000

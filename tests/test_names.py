@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.compatibility import write_netcdf
+from bayeskit._core.compatibility import write_netcdf
 from bayeskit.errors import ConversionWarning
 
 Y = torch.tensor([0.5, 1.5, 0.2], dtype=torch.float64)

@@ -14,10 +14,10 @@ import torch
 from loky import BrokenProcessPool
 
 from bayeskit import parallel
-from bayeskit.core import folders as _files
-from bayeskit.core import storage as _tasks
-from bayeskit.core.randomness import new_generator
-from bayeskit.core.storage import decode, digest, encode
+from bayeskit._core import folders as _files
+from bayeskit._core import storage as _tasks
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.storage import decode, digest, encode
 from bayeskit.errors import CheckpointError, CheckpointWarning, SettingsError, WorkerError
 from bayeskit.parallel import map_tasks
 

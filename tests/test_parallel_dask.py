@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 
 import bayeskit as bk
 from bayeskit import parallel
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import WorkerError
 from bayeskit.parallel import map_tasks
 

@@ -12,10 +12,10 @@ import torch
 from matplotlib.figure import Figure
 
 import bayeskit as bk
-from bayeskit.core.plots import plot_prior_and_posterior, plot_rank, plot_trace
+from bayeskit._core.plots import plot_prior_and_posterior, plot_rank, plot_trace
 from bayeskit.errors import OutputError, SettingsError, ShapeError
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore
-from bayeskit.inference.evidence.plots import plot_calibration, plot_cost, plot_evidence, plot_path
+from bayeskit.inference.evidence._plots import plot_calibration, plot_cost, plot_evidence, plot_path
 from bayeskit.inference.samplers import sample_ladder
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 from bayeskit.report import posterior_summary, write_page, write_report

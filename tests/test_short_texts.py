@@ -12,15 +12,15 @@ import torch
 import bayeskit
 from bayeskit import Draws
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore, Verdict
-from bayeskit.inference.evidence.calibration import Calibration
-from bayeskit.inference.evidence.judging.constants import ConstantsReport
-from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence
+from bayeskit.inference.evidence._calibration import Calibration
+from bayeskit.inference.evidence._prequential_evidence import PrequentialEvidence
+from bayeskit.inference.evidence.judging._constants import ConstantsReport
 from bayeskit.models.phylogenetics import all_topologies
+from bayeskit.models.phylogenetics.workflows import TopologyComparison
 from bayeskit.workflows import ModelComparison
-from bayeskit.workflows.exam import Exam
-from bayeskit.workflows.invariance import InvariantSubsets, SubsetEvidence
-from bayeskit.workflows.phylogenetics import TopologyComparison
-from bayeskit.workflows.simulation_based_calibration import SBCResult
+from bayeskit.workflows._exam import Exam
+from bayeskit.workflows._invariance import InvariantSubsets, SubsetEvidence
+from bayeskit.workflows._simulation_based_calibration import SBCResult
 
 GOOD = Evidence("bridge_sampling", -94.083, 3.1e-6, 8000, seconds=1.5)
 BAD = Evidence("harmonic_mean", -2.0, 0.3, 4000, ("infinite variance <b>: use bridge sampling",))

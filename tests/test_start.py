@@ -81,7 +81,7 @@ def test_every_public_name_is_found():
 
 def test_rooms_are_found_from_the_package_on():
     code = "import bayeskit as bk; bk.inference.evidence.compare, bk.inference.samplers.NUTS, bk.models.vae.LinearVAE"
-    assert "bayeskit.models.vae.linear" in loaded_by("-c", code)
+    assert "bayeskit.models.vae._linear" in loaded_by("-c", code)
 
 
 def test_an_unknown_name_is_an_attribute_error():

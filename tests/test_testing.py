@@ -12,8 +12,8 @@ from bayeskit.inference.evidence import METHODS, Evidence, Part, estimator
 from bayeskit.inference.generalized import losses
 from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, Renyi
 from bayeskit.inference.samplers import HMC, NUTS
-from bayeskit.models.phylogenetics.model_names import SUBSTITUTION_MODELS
-from bayeskit.models.phylogenetics.substitution import HKY85
+from bayeskit.models.phylogenetics._model_names import SUBSTITUTION_MODELS
+from bayeskit.models.phylogenetics._substitution import HKY85
 from bayeskit.testing import (
     EstimatorContract,
     GradientEstimatorContract,

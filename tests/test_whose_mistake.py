@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoNormal
 import bayeskit as bk
 from bayeskit.errors import LossError, ModelError
 from bayeskit.inference.objectives import ELBO
-from bayeskit.workflows.learned_likelihoods import learn_likelihood
+from bayeskit.workflows._learned_likelihoods import learn_likelihood
 
 Y = torch.linspace(-1.0, 1.0, 7, dtype=torch.float64)
 

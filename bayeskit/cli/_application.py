@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from bayeskit.core.folders import RunFolder
-from bayeskit.core.inputs import unknown_name
-from bayeskit.core.progress import without_bars
+from bayeskit._core.folders import RunFolder
+from bayeskit._core.inputs import unknown_name
+from bayeskit._core.progress import without_bars
 from bayeskit.errors import (
     AlignmentError,
     BayeskitError,

@@ -114,7 +114,7 @@ def evidence(
         return
     from bayeskit.gallery import get_model, mrbayes_block, tree_target
     from bayeskit.inference.evidence import Budget
-    from bayeskit.inference.evidence.tables import by_reason
+    from bayeskit.inference.evidence._tables import by_reason
     from bayeskit.workflows import evidence_in_folder
 
     give_back()

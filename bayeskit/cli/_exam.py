@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from bayeskit._core.texts import with_error
 from bayeskit._ctrl_c import give_back
 from bayeskit.cli._application import BAD_INPUT, FALSE_COMFORT_FOUND
 from bayeskit.cli._folders import opened
@@ -22,7 +23,6 @@ from bayeskit.cli._tables import (
     print_refusals,
     value_and_error,
 )
-from bayeskit.core.texts import with_error
 from bayeskit.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def exam(
         if run is None:
             return
     folder = None if run is None else run.path
-    from bayeskit.inference.evidence.calibration import SMALL as LESS
-    from bayeskit.workflows.calibration import calibrations
-    from bayeskit.workflows.exam import (
+    from bayeskit.inference.evidence._calibration import SMALL as LESS
+    from bayeskit.workflows._calibration import calibrations
+    from bayeskit.workflows._exam import (
         FAILED,
         FALSE_COMFORT,
         GENERATED_METHODS,

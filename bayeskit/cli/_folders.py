@@ -10,9 +10,9 @@ from typing import Any
 import typer
 from rich.text import Text
 
+from bayeskit._core.folders import RunFolder
 from bayeskit.cli._application import OPENED
 from bayeskit.cli._tables import new_console, print_files
-from bayeskit.core.folders import RunFolder
 from bayeskit.errors import AlignmentError, TreeError
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from bayeskit.core.inputs import unknown_name
+from bayeskit._core.inputs import unknown_name
 from bayeskit.errors import SettingsError
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bayeskit._core.texts import number_and_error, with_error
 from bayeskit.cli._application import by_option
-from bayeskit.core.texts import number_and_error, with_error
 
 if TYPE_CHECKING:
     from bayeskit.inference.evidence import Calibration, EvidenceComparison
@@ -103,7 +103,7 @@ _MAX_FALSE_COMFORT = 0.01
 
 def print_refusals(console: Console, refused: Mapping[str, str], case: str = "") -> None:
     """Print each reason once, with all methods that share it."""
-    from bayeskit.inference.evidence.tables import by_reason
+    from bayeskit.inference.evidence._tables import by_reason
 
     for reason, methods in by_reason(refused).items():
         console.print(Text(f"{case}{', '.join(methods)}: does not apply: {reason}", style="dim"))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from bayeskit._core.folders import RunFolder
+from bayeskit._core.inputs import unknown_name
+from bayeskit._core.texts import with_error
 from bayeskit._ctrl_c import give_back
 from bayeskit.cli._application import TYPED, by_option
 from bayeskit.cli._folders import checked_files, file_digest, named_files, opened, say_where
 from bayeskit.cli._options import POSTERIOR, AlignmentFile, BurnIn, Force, Out, Quiet, Seed, Substitution, numeric
 from bayeskit.cli._tables import new_console, new_table, print_evidence, print_files, value_and_error
-from bayeskit.core.folders import RunFolder
-from bayeskit.core.inputs import unknown_name
-from bayeskit.core.texts import with_error
 from bayeskit.errors import SettingsError, TreeError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def infer_trees(
     folder = opened(command, Path(title).stem, out, force, quiet, {**what, "seed": seed, **numbers})
     if folder is None:
         return
-    from bayeskit.workflows.phylogenetics.topology_folder import infer_topologies_in_folder
+    from bayeskit.models.phylogenetics.workflows._topology_folder import infer_topologies_in_folder
 
     facts = {"command": shlex.join(["bayeskit", *TYPED.get()])} if TYPED.get() else {}
     facts |= _begun(alignment, substitution, folder, out, quiet)
@@ -157,7 +157,7 @@ def compare_trees(
     folder = opened("compare", Path(title).stem, out, force, quiet, {**what, "most": most, "seed": seed, **numbers})
     if folder is None:
         return
-    from bayeskit.workflows.phylogenetics.tree_folders import compare_topologies_in_folder
+    from bayeskit.models.phylogenetics.workflows._tree_folders import compare_topologies_in_folder
 
     _begun(alignment, substitution, folder, out, quiet)
     found = compare_topologies_in_folder(
@@ -240,7 +240,7 @@ def fit_network(
     folder = opened("sbn", trees[0].stem, out, force, quiet, settings)
     if folder is None:
         return
-    from bayeskit.workflows.phylogenetics.tree_folders import fit_network_in_folder
+    from bayeskit.models.phylogenetics.workflows._tree_folders import fit_network_in_folder
 
     give_back()
     say_where(folder, out, quiet)
@@ -315,7 +315,7 @@ def approximate_trees(
     if folder is None:
         return
     from bayeskit.inference.evidence import EvidenceComparison
-    from bayeskit.workflows.phylogenetics.tree_folders import variational_inference_in_folder
+    from bayeskit.models.phylogenetics.workflows._tree_folders import variational_inference_in_folder
 
     _begun(alignment, substitution, folder, out, quiet)
     posterior, z, sample = variational_inference_in_folder(

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bayeskit.core.inputs import unknown_name
-from bayeskit.exact.beta_binomial import beta_binomial, beta_binomial_model
-from bayeskit.exact.case import ExactCase
-from bayeskit.exact.eight_schools import eight_schools, eight_schools_centered_model, eight_schools_model
-from bayeskit.exact.enumeration import EnumeratedPosterior, Marginal, enumerate_latents
-from bayeskit.exact.generated import FAMILIES, Family, generate, shrink
-from bayeskit.exact.linear_regression import linear_regression, linear_regression_model
-from bayeskit.exact.neals_funnel import neals_funnel, neals_funnel_model
-from bayeskit.exact.pima import pima, pima_model
-from bayeskit.exact.radiata_pine import radiata_pine, radiata_pine_model
-from bayeskit.exact.several_modes import (
+from bayeskit._core.inputs import unknown_name
+from bayeskit.exact._beta_binomial import beta_binomial, beta_binomial_model
+from bayeskit.exact._case import ExactCase
+from bayeskit.exact._eight_schools import eight_schools, eight_schools_centered_model, eight_schools_model
+from bayeskit.exact._enumeration import EnumeratedPosterior, Marginal, enumerate_latents
+from bayeskit.exact._generated import FAMILIES, Family, generate, shrink
+from bayeskit.exact._linear_regression import linear_regression, linear_regression_model
+from bayeskit.exact._neals_funnel import neals_funnel, neals_funnel_model
+from bayeskit.exact._pima import pima, pima_model
+from bayeskit.exact._radiata_pine import radiata_pine, radiata_pine_model
+from bayeskit.exact._several_modes import (
     eggbox,
     eggbox_model,
     gaussian_shells,
@@ -27,7 +27,7 @@ from bayeskit.exact.several_modes import (
     spike_and_slab,
     spike_and_slab_model,
 )
-from bayeskit.exact.three_taxon_tree import (
+from bayeskit.exact._three_taxon_tree import (
     PATTERN_CLASSES,
     count_site_patterns,
     pattern_log_probabilities,

@@ -5,9 +5,9 @@ package. The pages of the gallery are scripts, each about one idea. Heavy packag
 requested.
 """
 
-from bayeskit.gallery.registry import EXACT_CASES, Entry, entries, get_model, listed, names
-from bayeskit.gallery.scripts import GROUPS, Page, data_file, is_page, is_small, page, pages, run_page
-from bayeskit.gallery.trees import check_substitution, mrbayes_block, tree_target
+from bayeskit.gallery._registry import EXACT_CASES, Entry, entries, get_model, listed, names
+from bayeskit.gallery._scripts import GROUPS, Page, data_file, is_page, is_small, page, pages, run_page
+from bayeskit.gallery._trees import check_substitution, mrbayes_block, tree_target
 
 __all__ = [
     "EXACT_CASES",

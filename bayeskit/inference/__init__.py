@@ -1,11 +1,5 @@
 """Inference: samplers and what is computed from their draws."""
 
-from bayeskit._lazy import imported_when_used
+from bayeskit._lazy import names_of_stub
 
-__getattr__ = imported_when_used(
-    "bayeskit.inference",
-    {
-        "best_design": "bayeskit.inference.experiments",
-        "information_gradient": "bayeskit.inference.experiments",
-    },
-)
+__getattr__, __dir__, __all__ = names_of_stub(__name__, __file__)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sphinx_gallery.scrapers import figure_rst
 
-from bayeskit.gallery.run_script import figures_in, set_style
+from bayeskit.gallery._run_script import figures_in, set_style
 
 SEEN = "__figures_shown__"
 

@@ -16,10 +16,7 @@ from typing import Any
 PARTS = {
     "Targets and draws": (
         "bayeskit",
-        "bayeskit.logdensity.target",
-        "bayeskit.draws",
         "bayeskit.ode",
-        "bayeskit.leave_one_out",
         "bayeskit.parallel",
         "bayeskit.distributed",
     ),
@@ -33,29 +30,6 @@ PARTS = {
         "bayeskit.testing",
         "bayeskit.errors",
     ),
-}
-
-#: Modules that are rooms by themselves. Any other module serves the packages above it, which show what is public.
-MODULES = {
-    f"bayeskit.{name}"
-    for name in (
-        "inference.experiments",
-        "inference.generalized.prior",
-        "inference.hypergradients",
-        "inference.kernel_discrepancy",
-        "models.discrete.autoencoders",
-        "models.discrete.belief_network",
-        "models.discrete.genotypes",
-        "models.discrete.ising",
-        "models.discrete.rendering_mixture",
-        "models.unnormalised",
-        "models.phylogenetics.substitution",
-        "models.wide_networks.activations",
-        "models.wide_networks.empirical_kernels",
-        "models.wide_networks.finite_width",
-        "exact.generated",
-        "workflows.mixtures",
-    )
 }
 
 
@@ -109,7 +83,7 @@ def rooms_below(name: str) -> list[str]:
             if any(part.startswith("_") for part in child.name.split(".")):
                 continue
             room = importlib.import_module(child.name)
-            if (child.ispkg and public_names(room)) or child.name in MODULES or is_offered_whole(room):
+            if (child.ispkg and public_names(room)) or is_offered_whole(room):
                 found.append(child.name)
     return sorted(found)
 
@@ -132,7 +106,7 @@ def returned_classes(thing: Any) -> Iterator[type]:
         for word in re.findall(r"\w+", str(getattr(function, "__annotations__", {}).get("return", ""))):
             found = known.get(word)
             where = f"{getattr(found, '__module__', '')}.{word}"
-            if inspect.isclass(found) and where.startswith("bayeskit.") and "._" not in where:
+            if inspect.isclass(found) and where.startswith("bayeskit.") and not word.startswith("_"):
                 yield found
 
 

@@ -12,8 +12,7 @@ Page: sampling/models_without_a_normaliser
 import torch
 from torch.distributions import Bernoulli, Independent
 
-from bayeskit.inference.unnormalised import log_normaliser
-from bayeskit.models.unnormalised import EnergyModel
+from bayeskit.models.unnormalised import EnergyModel, log_normaliser
 
 w = torch.tensor([[1.0, -0.5, 0.3], [-0.2, 0.8, -1.0]], dtype=torch.float64)
 b = torch.tensor([0.1, -0.4], dtype=torch.float64)

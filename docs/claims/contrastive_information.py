@@ -14,7 +14,7 @@ import math
 import torch
 from torch.distributions import Normal
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 
 def bound(batch, repeats, rho=0.9):

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 

@@ -11,7 +11,7 @@ Page: wide_networks/empirical_fisher_fields
 
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 n = 20_000
 x = torch.randn(n, 3, dtype=torch.float64, generator=new_generator(0))

@@ -12,7 +12,7 @@ Page: variational_autoencoders/density_is_not_detection
 import torch
 from torch.distributions import LowRankMultivariateNormal, Normal
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 from bayeskit.models.vae import load_mnist5000
 
 

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 step, n = 0.5, 30_000
 

@@ -13,7 +13,7 @@ Page: sampling/one_network_for_all_sizes
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 few = torch.tensor([[0.7], [-0.7]], dtype=torch.float64)  # y ~ N(theta, 1), theta ~ N(0, 1)
 many = few.repeat(4, 1)

@@ -14,7 +14,7 @@ import warnings
 import numpy as np
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 from bayeskit.workflows import invariant_subsets
 
 sd = np.repeat([0.2, 1.0], 50)  # of the cause and of the response: y = x1 + N(0, sd^2), x2 = y + N(0, 1)

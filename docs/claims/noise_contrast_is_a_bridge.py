@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import brentq
 from torch.distributions import Normal
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 n, noise = 4000, Normal(0.0, math.sqrt(1.5))
 x, e = torch.randn(2, n, dtype=torch.float64, generator=new_generator(0))

@@ -12,7 +12,7 @@ Page: variational_autoencoders/density_is_not_detection
 
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 x = torch.randn(400, 2, dtype=torch.float64, generator=new_generator(0))
 x = (x - x.mean(0)) @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(x.mT, correction=0))).mT  # mean 0, covariance 1

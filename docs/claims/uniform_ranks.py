@@ -13,7 +13,7 @@ import math
 import torch
 from scipy.stats import chisquare
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 n, draws = 5000, 19
 theta = torch.randn(n, 1, dtype=torch.float64, generator=new_generator(0))

@@ -11,7 +11,7 @@ Page: variational_autoencoders/beta_vae_infomax
 
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 x = torch.randn(50, 6, dtype=torch.float64, generator=new_generator(0))
 shapes = (6, 2), (2, 6), (2,)

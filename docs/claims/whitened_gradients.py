@@ -10,7 +10,7 @@ Page: wide_networks/empirical_fisher_fields
 
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.extend import new_generator
 
 x = torch.randn(50, 3, dtype=torch.float64, generator=new_generator(0))
 y = torch.poisson(x.sum(1).exp(), generator=new_generator(1))

@@ -36,8 +36,8 @@ from bayeskit.models.phylogenetics import (
     neighbour_joining,
     parse_substitution,
 )
+from bayeskit.models.phylogenetics.workflows import average_substitution_models, infer_topologies, write_topology_report
 from bayeskit.report import write_page
-from bayeskit.workflows.phylogenetics import average_substitution_models, infer_topologies, write_topology_report
 
 FILE = data_file("primates.nex")  # or the path of a file of yours: FASTA, NEXUS or PHYLIP
 OUTGROUP = "Lemur_catta"

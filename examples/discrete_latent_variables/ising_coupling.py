@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 from scipy.special import logsumexp
 
-from bayeskit.models.discrete.ising import CRITICAL_COUPLING, IsingGrid, kaufman_log_partition
+from bayeskit.models.discrete import CRITICAL_COUPLING, IsingGrid, kaufman_log_partition
 
 # %%
 # The model

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from scipy.special import betaln, logsumexp, roots_jacobi
 
 from bayeskit.gallery import is_small
-from bayeskit.models.discrete.genotypes import (
+from bayeskit.models.discrete import (
     MutationTree,
     NoisyGenotypes,
     conflict_free_matrices,

@@ -25,7 +25,7 @@ from bayeskit.gallery import is_small
 from bayeskit.inference.gradients import LeaveOneOut
 from bayeskit.inference.objectives import ELBO, IWAE, TVO, ReweightedWakeSleep
 from bayeskit.inference.training import fit
-from bayeskit.models.discrete.belief_network import SigmoidBeliefNetwork
+from bayeskit.models.discrete import SigmoidBeliefNetwork
 
 # %%
 # The model

@@ -20,7 +20,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from bayeskit.gallery import is_small
-from bayeskit.models.discrete.rendering_mixture import RenderingMixture
+from bayeskit.models.discrete import RenderingMixture
 from bayeskit.models.vae import load_digits
 
 # %%

@@ -27,8 +27,16 @@ from scipy.stats import betaprime, multivariate_normal, multivariate_t, norm
 import bayeskit as bk
 from bayeskit.gallery import is_small
 from bayeskit.inference.evidence import bridge_sampling
-from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, MixturePrior, galaxy_velocities, plot_predictive
-from bayeskit.workflows.mixtures import TemperingBudget, compare_num_components, symmetrised_bridge
+from bayeskit.models.discrete.mixtures import (
+    GaussianMixture,
+    Labels,
+    MixturePrior,
+    TemperingBudget,
+    compare_num_components,
+    galaxy_velocities,
+    plot_predictive,
+    symmetrised_bridge,
+)
 
 # %%
 # The model

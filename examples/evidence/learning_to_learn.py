@@ -28,8 +28,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import AccuracyWarning
 from bayeskit.gallery import is_small
-from bayeskit.inference import evidence
-from bayeskit.inference.hypergradients import hypergradient
+from bayeskit.inference import evidence, hypergradient
 
 # %%
 # The model
@@ -223,7 +222,7 @@ axes.legend()
 #    print(found.values, found.standard_errors, found.trusted)
 #
 # Look at ``found.warnings``: they name a site without an interior maximum, and a posterior of a task that has two
-# modes. :func:`~bayeskit.inference.hypergradients.hypergradient` is for losses that are no likelihoods. With few tasks,
+# modes. :func:`~bayeskit.inference.hypergradient` is for losses that are no likelihoods. With few tasks,
 # sample the shared sites instead of maximising over them.
 #
 # Where to go next: :doc:`empirical_bayes` compares the maximum of the evidence with an average over the scale,

@@ -27,7 +27,7 @@ import bayeskit as bk
 from bayeskit.distributed import global_stream
 from bayeskit.gallery import is_small
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.objectives import Objective
 
 # %%
 # The model

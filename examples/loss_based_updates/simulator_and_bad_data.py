@@ -21,9 +21,9 @@ from torch import Tensor
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
+from bayeskit.inference import RadialBasis, maximum_mean_discrepancy
 from bayeskit.inference.generalized import GibbsPosterior, calibrate, losses, minimize
 from bayeskit.inference.generalized.losses import GaussianEmbedding, MaximumMeanDiscrepancy, Simulated
-from bayeskit.inference.kernel_discrepancy import RadialBasis, maximum_mean_discrepancy
 from bayeskit.report import posterior_summary
 
 # %%

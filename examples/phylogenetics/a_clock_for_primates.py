@@ -31,7 +31,7 @@ from bayeskit.models.phylogenetics import (
     plot_time_tree,
     primates,
 )
-from bayeskit.workflows.bayes_factors import compare_models
+from bayeskit.workflows import compare_models
 
 # %%
 # The model

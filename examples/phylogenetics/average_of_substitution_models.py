@@ -22,7 +22,7 @@ from scipy.special import gammainc, gammaincinv, roots_hermitenorm, roots_laguer
 
 from bayeskit.gallery import is_small
 from bayeskit.models.phylogenetics import TN93, Alignment, GammaRates, Tree, primates
-from bayeskit.workflows.phylogenetics import average_substitution_models
+from bayeskit.models.phylogenetics.workflows import average_substitution_models
 
 # %%
 # The model

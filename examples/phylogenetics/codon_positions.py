@@ -22,7 +22,7 @@ from scipy.special import roots_laguerre
 import bayeskit as bk
 from bayeskit.gallery import is_small
 from bayeskit.models.phylogenetics import HKY85, Alignment, GammaRates, Partition, PartitionedTreeModel, Tree, primates
-from bayeskit.workflows.phylogenetics import compare_topologies
+from bayeskit.models.phylogenetics.workflows import compare_topologies
 
 # %%
 # The model

@@ -25,7 +25,7 @@ from scipy.special import roots_laguerre
 
 from bayeskit.gallery import is_small
 from bayeskit.models.phylogenetics import HKY85, JC69, Alignment, all_topologies, empirical_frequencies, primates
-from bayeskit.workflows.phylogenetics import compare_topologies
+from bayeskit.models.phylogenetics.workflows import compare_topologies
 
 # %%
 # The model

@@ -26,7 +26,7 @@ from bayeskit.models.phylogenetics import (
     plot_split_frequencies,
     primates,
 )
-from bayeskit.workflows.phylogenetics import infer_topologies, topology_evidence
+from bayeskit.models.phylogenetics.workflows import infer_topologies, topology_evidence
 
 # %%
 # The model

@@ -35,7 +35,7 @@ from bayeskit.models.phylogenetics import (
     greedy_consensus,
     plot_tree,
 )
-from bayeskit.workflows.phylogenetics import LearningRates, compare_topologies, variational_inference
+from bayeskit.models.phylogenetics.workflows import LearningRates, compare_topologies, variational_inference
 
 # %%
 # The model
@@ -211,8 +211,8 @@ assert not untrained.trusted
 #    print(z, z.trusted, posterior.lower_bound(1, 200).value)
 #
 # Look at ``z.trusted`` and at whether the bound still rises. A tree outside of the support has probability zero,
-# whatever the data say: without a good support take :func:`~bayeskit.workflows.phylogenetics.infer_topologies`, and
-# compare.
+# whatever the data say: without a good support take :func:`~bayeskit.models.phylogenetics.workflows.infer_topologies`,
+# and compare.
 #
 # Where to go next: :doc:`subsplit_networks_on_ds1` shows what such a network makes of sampled trees,
 # :doc:`human_chimp_gorilla` how a model of evolution leads astray.

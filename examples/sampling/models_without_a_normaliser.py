@@ -21,14 +21,14 @@ from torch.distributions import Independent, Normal
 
 from bayeskit.errors import BayeskitError
 from bayeskit.gallery import is_small
-from bayeskit.inference.unnormalised import (
+from bayeskit.models.unnormalised import (
+    EnergyModel,
     PersistentContrastiveDivergence,
     exchange_posterior,
     fit_energy,
     log_normaliser,
     noise_contrastive_constant,
 )
-from bayeskit.models.unnormalised import EnergyModel
 
 DOUBLE = torch.float64
 

@@ -21,7 +21,7 @@ from scipy.stats import binom, norm
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
-from bayeskit.workflows.simulation_based_calibration import sbc
+from bayeskit.workflows import sbc
 
 # %%
 # A model and two samplers

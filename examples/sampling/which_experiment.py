@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
-from bayeskit.inference.experiments import best_design, information_gradient
+from bayeskit.inference import best_design, information_gradient
 
 DOUBLE = torch.float64
 experiments = {"num_outer": 1000 if is_small() else 5000}

@@ -190,7 +190,7 @@ axes.legend(frameon=False, loc="lower left")
 # ---------------
 # Give :func:`~bayeskit.models.wide_networks.kernel_regime` your module, some of your inputs and targets; it says
 # which of the three numbers is too large, and about how much wider the network would have to be. For a run of your own
-# keep ``state_dict`` copies, and look at :func:`~bayeskit.models.wide_networks.finite_width.ntk_drift_of_snapshots`.
+# keep ``state_dict`` copies, and look at :func:`~bayeskit.models.wide_networks.ntk_drift_of_snapshots`.
 #
 # .. code-block:: python
 #

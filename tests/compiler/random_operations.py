@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.compiler.native_library import NUMBER_TYPES, batch_source, call_library, library_of
-from bayeskit.compiler.native_source import function_source
+from bayeskit._compiler.native_library import NUMBER_TYPES, batch_source, call_library, library_of
+from bayeskit._compiler.native_source import function_source
 
 DTYPES = tuple(NUMBER_TYPES)
 SHAPES = ((), (1,), (3,), (2, 3), (1, 4), (5, 1), (12,), (3, 8), (2, 2, 3))

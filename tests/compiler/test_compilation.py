@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayeskit import exact
-from bayeskit.compiler import native_library
+from bayeskit._compiler import native_library as native_library
 from bayeskit.errors import CompilationWarning
 
 
@@ -33,7 +33,7 @@ def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
         native_library.library_of.cache_clear()  # which remembers failures, too
         request.addfinalizer(native_library.library_of.cache_clear)
     else:
-        monkeypatch.setattr("bayeskit.compiler.engine.row_source", lambda *_: None)  # have it compiled by inductor
+        monkeypatch.setattr("bayeskit._compiler.engine.row_source", lambda *_: None)  # have it compiled by inductor
         monkeypatch.setattr(torch._inductor, "compile", broken)
         monkeypatch.setattr(native_library, "compiler", lambda: "g++")
     target = case.target()

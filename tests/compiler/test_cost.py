@@ -7,10 +7,10 @@ import torch
 from target_models import CONTINUOUS
 
 from bayeskit import Target
-from bayeskit.compiler import cost
-from bayeskit.compiler.cost import Cost
-from bayeskit.compiler.graph_passes import trace_density
-from bayeskit.core.evaluation import with_gradient
+from bayeskit._compiler import cost as cost
+from bayeskit._compiler.cost import Cost
+from bayeskit._compiler.graph_passes import trace_density
+from bayeskit._core.evaluation import with_gradient
 
 # Tracing rewrites the others: constant masks become positions, and a factorisation that fails becomes NaN.
 PLAIN = [name for name in CONTINUOUS if name not in ("hierarchical", "gaussian_process")]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.compiler import graph_passes
-from bayeskit.compiler.compilation import compile_graph
-from bayeskit.compiler.graph_passes import trace_call
-from bayeskit.core.evaluation import Evaluation
+from bayeskit._compiler import graph_passes as graph_passes
+from bayeskit._compiler.compilation import compile_graph
+from bayeskit._compiler.graph_passes import trace_call
+from bayeskit._core.evaluation import Evaluation
 from bayeskit.errors import CompilationWarning
 
 FLOAT = torch.float64

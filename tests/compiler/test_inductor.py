@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch):
-    monkeypatch.setattr("bayeskit.compiler.engine.row_source", lambda *_: None)  # have all compiled by inductor
+    monkeypatch.setattr("bayeskit._compiler.engine.row_source", lambda *_: None)  # have all compiled by inductor
     with fresh_inductor_cache():
         counters.clear()
         yield

@@ -10,7 +10,7 @@ from target_models import CONTINUOUS
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit import Target
-from bayeskit.compiler.interpreter import interpreted
+from bayeskit._compiler.interpreter import interpreted
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)

@@ -11,8 +11,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import bayeskit as bk
-from bayeskit.compiler import loop_operations, loops, native_library, native_source, recurrence, tracing
-from bayeskit.compiler.engine import Engine
+from bayeskit._compiler import loop_operations as loop_operations
+from bayeskit._compiler import loops as loops
+from bayeskit._compiler import native_library as native_library
+from bayeskit._compiler import native_source as native_source
+from bayeskit._compiler import recurrence as recurrence
+from bayeskit._compiler import tracing as tracing
+from bayeskit._compiler.engine import Engine
 from bayeskit.errors import CompilationWarning
 
 F64 = torch.float64
@@ -386,7 +391,7 @@ def test_a_loop_that_does_not_compile_runs_in_python(monkeypatch):
 def test_an_engine_compiles_its_loops(monkeypatch):
     called = []
     right = native_library.call_library
-    monkeypatch.setattr("bayeskit.compiler.engine.row_source", lambda *_: None)  # have the rest compiled by inductor
+    monkeypatch.setattr("bayeskit._compiler.engine.row_source", lambda *_: None)  # have the rest compiled by inductor
     monkeypatch.setattr(loop_operations, "call_library", lambda *a: called.append(1) or right(*a))
 
     def joint(u):

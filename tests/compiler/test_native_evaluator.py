@@ -12,13 +12,13 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.compiler import engine as _engine
-from bayeskit.compiler import native_library
-from bayeskit.compiler.factorisations import fail_apart
-from bayeskit.compiler.native_evaluator import NativeEvaluator
-from bayeskit.compiler.native_library import library_of, space_of_loop
-from bayeskit.compiler.native_source import row_source
-from bayeskit.compiler.tracing import traced
+from bayeskit._compiler import engine as _engine
+from bayeskit._compiler import native_library as native_library
+from bayeskit._compiler.factorisations import fail_apart
+from bayeskit._compiler.native_evaluator import NativeEvaluator
+from bayeskit._compiler.native_library import library_of, space_of_loop
+from bayeskit._compiler.native_source import row_source
+from bayeskit._compiler.tracing import traced
 from bayeskit.errors import CompilationWarning
 
 pytestmark = pytest.mark.compiler

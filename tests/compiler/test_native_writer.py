@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_operations import Case, compared, random_case
 
-from bayeskit.compiler import native_writer
+from bayeskit._compiler import native_writer as native_writer
 
 pytestmark = pytest.mark.compiler
 

@@ -7,7 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
-from bayeskit.compiler import affine_recurrence, recurrence
+from bayeskit._compiler import affine_recurrence as affine_recurrence
+from bayeskit._compiler import recurrence as recurrence
 from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
 
 F64 = torch.float64

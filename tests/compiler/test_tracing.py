@@ -8,8 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.compiler.tracing import traced
-from bayeskit.core.evaluation import with_gradient
+from bayeskit._compiler.tracing import traced
+from bayeskit._core.evaluation import with_gradient
 
 U = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64)
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.arguments import arrays_as_tensors, in_precision
-from bayeskit.core.inputs import labels_of
+from bayeskit._core.arguments import arrays_as_tensors, in_precision
+from bayeskit._core.inputs import labels_of
 from bayeskit.errors import DataError
 
 LETTERS = ["b", "a", "b"]

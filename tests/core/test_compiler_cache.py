@@ -15,11 +15,11 @@ from torch._inductor import codecache, config
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.utils import clear_inductor_caches
 
-from bayeskit.compiler.inductor import compile_with_inductor
-from bayeskit.compiler.tracing import traced
-from bayeskit.core import compiler_cache as module
-from bayeskit.core import trusted_folders
-from bayeskit.core.compiler_cache import compiler_cache
+from bayeskit._compiler.inductor import compile_with_inductor
+from bayeskit._compiler.tracing import traced
+from bayeskit._core import compiler_cache as module
+from bayeskit._core import trusted_folders as trusted_folders
+from bayeskit._core.compiler_cache import compiler_cache
 from bayeskit.errors import CompilationWarning
 
 pytestmark = [

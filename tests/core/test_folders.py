@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import bayeskit
-from bayeskit.core.folders import write_atomically, write_csv
+from bayeskit._core.folders import write_atomically, write_csv
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.workflows import ModelComparison

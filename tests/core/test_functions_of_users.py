@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.functions_of_users import density_may_fail, is_for_want_of_memory
+from bayeskit._core.functions_of_users import density_may_fail, is_for_want_of_memory
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.methods import METHODS
-from bayeskit.inference.samplers import sampling
+from bayeskit.inference.evidence._methods import METHODS
+from bayeskit.inference.samplers import _sampling as sampling
 
 
 def fail(*_, **__):

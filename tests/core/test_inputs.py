@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 import torch
 
-from bayeskit.core.inputs import as_numbers
+from bayeskit._core.inputs import as_numbers
 from bayeskit.errors import DataError
 
 

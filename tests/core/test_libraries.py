@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
-from bayeskit.core import libraries, progress
-from bayeskit.core.libraries import FLAGS, compiler, load_library
+from bayeskit._core import libraries as libraries
+from bayeskit._core import progress as progress
+from bayeskit._core.libraries import FLAGS, compiler, load_library
 
 SOURCE = {"one.cpp": '#include "two.h"\nextern "C" long long answer() { return TWO; }', "two.h": "#define TWO 2\n"}
 FLAT = ("-O0", *FLAGS[1:])
 AGAIN = f"""
-from bayeskit.core import libraries
+from bayeskit._core import libraries
 libraries._made = None
 print(libraries.load_library("test", {SOURCE!r}, {FLAT!r}).answer())
 """

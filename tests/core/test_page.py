@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from bayeskit.core.page import Listed, PageTable, frame_table, measured, number, result_html
+from bayeskit._core.page import Listed, PageTable, frame_table, measured, number, result_html
 
 EVIL = '<b onclick="x">\'&'
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.process_state import process_state, recorded_warnings
-from bayeskit.core.randomness import global_stream, new_generator, validation_kept
+from bayeskit._core.process_state import process_state, recorded_warnings
+from bayeskit._core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.errors import LossError, ModelError
 from bayeskit.exact import beta_binomial
 from bayeskit.inference.objectives import ELBO, IWAE, SUMO, VCD

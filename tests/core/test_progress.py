@@ -7,10 +7,10 @@ import nbclient
 import nbformat
 import pytest
 
-from bayeskit.core import progress
+from bayeskit._core import progress as progress
 
 CELL = """
-from bayeskit.core import progress
+from bayeskit._core import progress
 progress._DELAY = progress._INTERVAL = 0.0
 bar = progress.Bar("sampling", 10, {enabled})
 bar.update(3, "step 0.1 <2>")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from bayeskit.core.randomness import normal_points, student_points, uniform_points
-from bayeskit.inference.proposals import Mixture, StudentT
+from bayeskit._core.randomness import normal_points, student_points, uniform_points
+from bayeskit.inference._proposals import Mixture, StudentT
 
 F64 = torch.float64
 

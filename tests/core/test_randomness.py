@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 
 FORKS_AFTER_A_MODEL = """
 import multiprocessing, pyro, pyro.distributions as dist, torch

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.inputs import real_number, unknown_name
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.inputs import real_number, unknown_name
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SettingsError
 
 

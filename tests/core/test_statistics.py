@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.core.statistics import (
+from bayeskit._core.statistics import (
     effective_sample_size,
     effective_within_chains,
     independent_log_mean_exp_error,

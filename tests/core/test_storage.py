@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save, save_file
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.folders import RunFolder, Schema, read_facts, write_facts
-from bayeskit.core.storage import loaded_tensors, save_tensors
+from bayeskit._core.folders import RunFolder, Schema, read_facts, write_facts
+from bayeskit._core.storage import loaded_tensors, save_tensors
 from bayeskit.errors import CheckpointError, OutputError
 
 SCHEMA = Schema("a test", 2)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.core.compatibility import summary
-from bayeskit.core.summaries import summary_table
+from bayeskit._core.compatibility import summary
+from bayeskit._core.summaries import summary_table
 
 
 def sites(chains, draws, generator):

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from bayeskit.core import folders
-from bayeskit.core.folders import clear_temporary_files, temporary_name, write_atomically
+from bayeskit._core import folders as folders
+from bayeskit._core.folders import clear_temporary_files, temporary_name, write_atomically
 
 DIES = """
 import os, signal, sys
-from bayeskit.core import folders
+from bayeskit._core import folders
 folders.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 folders.write_atomically(sys.argv[1], b"half")
 """

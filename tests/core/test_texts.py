@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.core.texts import number_and_error, short_repr, with_error
+from bayeskit._core.texts import number_and_error, short_repr, with_error
 
 
 def numbers(count=3000):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bayeskit.core import libraries, trusted_folders
-from bayeskit.core.libraries import FLAGS, load_library
-from bayeskit.core.trusted_folders import check_contents, is_own_file, make_private, own_folders
+from bayeskit._core import libraries as libraries
+from bayeskit._core import trusted_folders as trusted_folders
+from bayeskit._core.libraries import FLAGS, load_library
+from bayeskit._core.trusted_folders import check_contents, is_own_file, make_private, own_folders
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="users have no numbers here")
 
@@ -189,7 +190,7 @@ def test_without_a_trusted_folder_one_of_this_process_is_used_and_deleted(home, 
     plant(taken, evil)
     taken.chmod(0o777)
     code = (
-        f"from bayeskit.core.libraries import load_library; print(load_library('answer', {OURS!r}, {FLAT!r}).answer())"
+        f"from bayeskit._core.libraries import load_library; print(load_library('answer', {OURS!r}, {FLAT!r}).answer())"
     )
     environment = os.environ | {"TMPDIR": tempfile.gettempdir()}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)

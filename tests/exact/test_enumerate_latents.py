@@ -10,6 +10,7 @@ from pyro import poutine
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 
 import bayeskit as bk
+from bayeskit._logdensity import pyro_runs as replay
 from bayeskit.errors import (
     ImproperPosteriorError,
     ModelError,
@@ -18,10 +19,9 @@ from bayeskit.errors import (
     UnknownNameError,
     UnsupportedSiteError,
 )
-from bayeskit.exact.enumeration import enumerate_latents
-from bayeskit.logdensity import pyro_runs as replay
+from bayeskit.exact._enumeration import enumerate_latents
 
-module = sys.modules["bayeskit.exact.enumeration"]  # the package may show the function under this name
+module = sys.modules["bayeskit.exact._enumeration"]  # the package may show the function under this name
 F64 = torch.float64
 ENUMERATE = {"enumerate": "parallel"}
 

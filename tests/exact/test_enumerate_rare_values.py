@@ -9,11 +9,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from bayeskit._logdensity import pyro_runs as replay
 from bayeskit.errors import ImproperPosteriorError, UnknownNameError
-from bayeskit.exact.enumeration import enumerate_latents
-from bayeskit.logdensity import pyro_runs as replay
+from bayeskit.exact._enumeration import enumerate_latents
 
-module = sys.modules["bayeskit.exact.enumeration"]  # the package may show the function under this name
+module = sys.modules["bayeskit.exact._enumeration"]  # the package may show the function under this name
 F64 = torch.float64
 
 

@@ -9,7 +9,7 @@ from scipy.special import gammaln
 from scipy.stats import norm
 
 from bayeskit.errors import SettingsError
-from bayeskit.exact.several_modes import eggbox, gaussian_shells, spike_and_slab
+from bayeskit.exact._several_modes import eggbox, gaussian_shells, spike_and_slab
 
 CASES = {
     "shells2": (gaussian_shells, -1.745642),

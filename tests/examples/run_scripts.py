@@ -15,7 +15,7 @@ import pyro  # noqa: F401
 import torch._dynamo  # with the next, what a first gradient and a first compilation import, for over two seconds
 import torch._inductor.compile_fx  # noqa: F401
 
-from bayeskit.gallery import run_script
+from bayeskit.gallery import _run_script as run_script
 
 
 def start(script: str, folder: str, output: str, errors: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 import bayeskit
 from bayeskit import gallery
 from bayeskit.errors import MissingPackageError, OutputError, UnknownNameError
-from bayeskit.gallery import scripts as module
-from bayeskit.gallery.run_script import figures_in
+from bayeskit.gallery import _scripts as module
+from bayeskit.gallery._run_script import figures_in
 
 PAGE = '''r"""
 A title

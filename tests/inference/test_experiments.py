@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnknownNameError, UnsupportedSiteError
-from bayeskit.inference.experiments import best_design, information, information_gradient
+from bayeskit.inference._experiments import best_design, information, information_gradient
 
 DOUBLE = torch.float64
 CORRELATION = torch.tensor(0.9, dtype=DOUBLE)

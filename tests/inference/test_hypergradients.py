@@ -5,7 +5,7 @@ import torch
 from sklearn.datasets import load_diabetes
 
 from bayeskit.errors import InitializationError, SettingsError, ShapeError
-from bayeskit.inference.hypergradients import hypergradient
+from bayeskit.inference._hypergradients import hypergradient
 
 DOUBLE = torch.float64
 ZERO = torch.zeros((), dtype=DOUBLE)

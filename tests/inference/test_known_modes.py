@@ -12,7 +12,7 @@ from scipy.stats import norm
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference import evidence
-from bayeskit.inference.known_modes import (
+from bayeskit.inference._known_modes import (
     KnownModes,
     check_modes,
     half_nat_widths,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from bayeskit.core.randomness import new_generator
-from bayeskit.inference.optimize import (
+from bayeskit._core.randomness import new_generator
+from bayeskit.inference._optimize import (
     InverseHessian,
     adam_path,
     lbfgs,

@@ -8,9 +8,9 @@ import torch
 from scipy.optimize import brentq
 from torch.distributions import Normal
 
-from bayeskit.core.randomness import new_generator
-from bayeskit.inference.ratio import bidirectional_ratio
-from bayeskit.inference.unnormalised import noise_contrastive_constant
+from bayeskit._core.randomness import new_generator
+from bayeskit.inference._ratio import bidirectional_ratio
+from bayeskit.models.unnormalised import noise_contrastive_constant
 
 DOUBLE = torch.float64
 LOG_RATIO = 7.0

@@ -12,10 +12,10 @@ from target_models import ALL, CONTINUOUS, ENUMERATED, Case, hidden_markov, mixt
 from torch.distributions import von_mises
 
 from bayeskit import Target
-from bayeskit.compiler import cost
+from bayeskit._compiler import cost as cost
+from bayeskit._logdensity.pyro_density import PyroDensity
+from bayeskit._logdensity.pyro_runs import Coordinate
 from bayeskit.errors import ModelError
-from bayeskit.logdensity.pyro_density import PyroDensity
-from bayeskit.logdensity.pyro_runs import Coordinate
 
 
 def make(case: Case, **settings) -> Target:

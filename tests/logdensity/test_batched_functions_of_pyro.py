@@ -10,8 +10,8 @@ from pyro.ops.special import safe_log
 from target_checks import F64
 
 from bayeskit import Target
-from bayeskit.core.evaluation import with_gradient_loop
-from bayeskit.logdensity import pyro_distributions as batching
+from bayeskit._core.evaluation import with_gradient_loop
+from bayeskit._logdensity import pyro_distributions as batching
 
 Y = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=F64)
 

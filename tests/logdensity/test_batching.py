@@ -14,11 +14,11 @@ from pyro.distributions.distribution import COERCIONS
 from target_checks import F64, assert_close, double, normal, points
 
 from bayeskit import Target
-from bayeskit.core.evaluation import with_gradient_loop
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.evaluation import with_gradient_loop
+from bayeskit._core.randomness import new_generator
+from bayeskit._logdensity import pyro_distributions as batching
+from bayeskit._logdensity.combinators import Replicas
 from bayeskit.errors import SlowModelWarning, UnsupportedSiteError
-from bayeskit.logdensity import pyro_distributions as batching
-from bayeskit.logdensity.combinators import Replicas
 
 COUNTS = torch.tensor([[3.0, 0.0, 2.0, 0.0], [0.0, 4.0, 1.0, 0.0]], dtype=F64)  # the last never happens
 IMPOSSIBLE = torch.tensor([0.0, 0.0, 0.0, -math.inf], dtype=F64)

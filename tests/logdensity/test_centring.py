@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit._logdensity.centring import PartlyCentred, Recentred, location_scale_sites, locations
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.logdensity.centring import PartlyCentred, Recentred, location_scale_sites, locations
 
 
 def nested(y, group):

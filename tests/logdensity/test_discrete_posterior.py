@@ -10,8 +10,8 @@ from pyro import poutine
 from scipy.stats import chisquare
 
 import bayeskit as bk
+from bayeskit._logdensity import pyro_density as pyro_density
 from bayeskit.errors import DrawsError, ModelError
-from bayeskit.logdensity import pyro_density
 
 Y = torch.tensor([0.3, 1.2, 2.0], dtype=torch.float64)
 MARK = {"enumerate": "parallel"}

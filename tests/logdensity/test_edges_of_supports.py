@@ -13,11 +13,11 @@ from pyro.distributions import constraints
 from scipy.stats import kstest
 
 import bayeskit as bk
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit._logdensity import supports as _unconstrained
+from bayeskit._logdensity.supports import coordinate_log_density, draw_coordinates
+from bayeskit._logdensity.transforms import bijection
 from bayeskit.errors import UnsupportedSiteError
-from bayeskit.logdensity import supports as _unconstrained
-from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
-from bayeskit.logdensity.transforms import bijection
 
 FAILURE_RATE = 1e-5
 F64 = torch.float64

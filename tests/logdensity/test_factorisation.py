@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
+from bayeskit._logdensity.pyro_density import parts_of
 from bayeskit.errors import ModelError
-from bayeskit.exact.generated import WishartNormal
-from bayeskit.logdensity.pyro_density import parts_of
+from bayeskit.exact._generated import WishartNormal
 
 
 def log_likelihood(u):

@@ -13,7 +13,7 @@ from torch.func import vmap
 from bayeskit import Target
 from bayeskit.errors import ModelError, ShapeError, SlowModelWarning
 from bayeskit.inference.samplers import MinibatchTarget
-from bayeskit.inference.samplers.weighted_data import WeightedData
+from bayeskit.inference.samplers._weighted_data import WeightedData
 
 
 @pytest.fixture(scope="module", params=ALL)

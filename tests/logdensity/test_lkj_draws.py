@@ -11,10 +11,10 @@ from scipy.stats import beta as beta_law
 from scipy.stats import kstest
 
 import bayeskit as bk
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit._logdensity.pyro_distributions import MendedDraws, draw_values, mended
 from bayeskit.errors import ConstantsWarning
 from bayeskit.inference.evidence import bridge_sampling, naive_monte_carlo
-from bayeskit.logdensity.pyro_distributions import MendedDraws, draw_values, mended
 
 F64 = torch.float64
 FAILURE_RATE = 1e-5

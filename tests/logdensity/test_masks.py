@@ -10,12 +10,12 @@ from pyro.infer import TraceEnum_ELBO
 import bayeskit as bk
 from bayeskit.errors import SettingsError
 from bayeskit.exact import enumerate_latents
-from bayeskit.inference.evidence.judging.improper_priors import improper
+from bayeskit.inference.evidence.judging._improper_priors import improper
 from bayeskit.inference.generalized import Flat
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.samplers import MinibatchTarget
-from bayeskit.inference.samplers.sampling import prior_variance
-from bayeskit.inference.samplers.starts import starting_points
+from bayeskit.inference.samplers._sampling import prior_variance
+from bayeskit.inference.samplers._starts import starting_points
 
 F64 = torch.float64
 ENUMERATED = {"enumerate": "parallel"}

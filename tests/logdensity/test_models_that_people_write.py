@@ -12,7 +12,7 @@ from pyro import poutine
 from pyro.distributions import constraints
 
 import bayeskit as bk
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.statistics import effective_sample_size
 from bayeskit.errors import DataError, ModelError, SettingsError, SlowModelWarning, UnsupportedSiteError
 from bayeskit.inference import evidence
 

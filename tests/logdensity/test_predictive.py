@@ -173,7 +173,7 @@ def test_what_cannot_be_drawn_is_named(target, u):
 
 def test_a_predictive_that_keeps_the_data_is_noticed(target, u, limit, monkeypatch):
     """The mutation: observed sites keep their data."""
-    from bayeskit.logdensity import pyro_density
+    from bayeskit._logdensity import pyro_density as pyro_density
 
     monkeypatch.setattr(pyro_density, "_draw_like", lambda name, fn, value, *_: value)
     level = torch.tensor([0.2, 1.0, -0.5], dtype=F64)[GROUP] * X

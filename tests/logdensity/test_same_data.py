@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit._logdensity.observations import check_same_data
 from bayeskit.errors import DataError
-from bayeskit.logdensity.observations import check_same_data
 
 Y = torch.tensor([0.3, 1.7, 0.8, 2.5, 0.4, 1.1], dtype=torch.float64)
 

@@ -10,9 +10,9 @@ from pyro import poutine
 from target_models import CONTINUOUS
 
 from bayeskit import Target
-from bayeskit.core.randomness import new_generator
-from bayeskit.logdensity.pyro_density import SubsampledDensity
-from bayeskit.logdensity.sufficient_statistics import originals_kept, sum_of_log_prob
+from bayeskit._core.randomness import new_generator
+from bayeskit._logdensity.pyro_density import SubsampledDensity
+from bayeskit._logdensity.sufficient_statistics import originals_kept, sum_of_log_prob
 
 DOUBLE = torch.float64
 N = 40

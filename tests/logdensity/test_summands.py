@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.inference.optimize import lbfgs
-from bayeskit.logdensity.summands import objectives_of_summands
+from bayeskit._logdensity.summands import objectives_of_summands
+from bayeskit.inference._optimize import lbfgs
 
 DOUBLE = torch.float64
 CENTRES = torch.tensor([-1.0, 0.5, 2.0], dtype=DOUBLE)

@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from torch.distributions.transforms import CatTransform, StackTransform
 
 from bayeskit import Target
-from bayeskit.logdensity.transforms import LowerTriangle, bijection, support_of
+from bayeskit._logdensity.transforms import LowerTriangle, bijection, support_of
 
 # (support, shape of one unconstrained event)
 SUPPORTS = {

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.compiler import native_library, native_source, native_writer
-from bayeskit.compiler.native_library import call_library, library_of, space_of_loop
-from bayeskit.core.libraries import raise_for_status
+from bayeskit._compiler import native_library as native_library
+from bayeskit._compiler import native_source as native_source
+from bayeskit._compiler import native_writer as native_writer
+from bayeskit._compiler.native_library import call_library, library_of, space_of_loop
+from bayeskit._core.libraries import raise_for_status
 from bayeskit.errors import CompilationWarning, ModelError, SettingsError, ShapeError
-from bayeskit.ode import native as ode_native
-from bayeskit.ode import solving
+from bayeskit.ode import _native as ode_native
+from bayeskit.ode import _solving as solving
 
 F64 = torch.float64
 TIMES = torch.tensor([0.0, 2.0], dtype=F64)

@@ -12,9 +12,9 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 
 import bayeskit as bk
-from bayeskit.compiler import native_library
-from bayeskit.compiler.graph_passes import trace_density
-from bayeskit.compiler.native_evaluator import NativeEvaluator
+from bayeskit._compiler import native_library as native_library
+from bayeskit._compiler.graph_passes import trace_density
+from bayeskit._compiler.native_evaluator import NativeEvaluator
 from bayeskit.errors import CompilationWarning, ModelError
 
 DOUBLE = torch.float64

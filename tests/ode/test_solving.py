@@ -17,8 +17,9 @@ from bayeskit.errors import (
     ShapeError,
     UnknownNameError,
 )
-from bayeskit.ode import operations, solving
-from bayeskit.ode.methods import METHODS, step
+from bayeskit.ode import _operations as operations
+from bayeskit.ode import _solving as solving
+from bayeskit.ode._methods import METHODS, step
 
 DOUBLE = torch.float64
 METHOD_NAMES = ["dopri5", "rodas5"]

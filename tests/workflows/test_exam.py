@@ -5,7 +5,7 @@ import pytest
 from bayeskit.errors import UnknownNameError
 from bayeskit.inference.evidence import METHODS, Evidence
 from bayeskit.workflows import Exam, ExamRow, run_exam
-from bayeskit.workflows.exam import SMALL
+from bayeskit.workflows._exam import SMALL
 
 
 def row(estimate, error, warnings=()):

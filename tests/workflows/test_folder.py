@@ -70,8 +70,8 @@ def test_nothing_is_computed_for_a_folder_that_cannot_be_written(tmp_path, monke
     def forbidden(*args, **kwargs):
         raise RuntimeError("computed before the folder was checked")
 
-    monkeypatch.setattr("bayeskit.workflows.folder.compare", forbidden)
-    monkeypatch.setattr("bayeskit.workflows.folder.sample", forbidden)
+    monkeypatch.setattr("bayeskit.workflows._folder.compare", forbidden)
+    monkeypatch.setattr("bayeskit.workflows._folder.sample", forbidden)
     with pytest.raises(OutputError, match="--out"):
         evidence_in_folder(target(), tmp_path / "file" / "below", title="coin")
     with pytest.raises(OutputError, match="--out"):
@@ -81,7 +81,7 @@ def test_nothing_is_computed_for_a_folder_that_cannot_be_written(tmp_path, monke
 
 
 def test_a_checkpoint_survives_results_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("bayeskit.workflows.folder.write_report", _full)
+    monkeypatch.setattr("bayeskit.workflows._folder.write_report", _full)
     with pytest.raises(OutputError, match="full"):
         evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, progress=False)
     names = {p.name for p in tmp_path.iterdir()}
@@ -102,7 +102,7 @@ def test_no_checkpoint_is_left_and_no_file_of_others_is_touched(tmp_path):
 
 
 def test_a_posterior_run_leaves_the_checkpoints_of_a_comparison(tmp_path, monkeypatch):
-    monkeypatch.setattr("bayeskit.workflows.folder.write_report", _full)
+    monkeypatch.setattr("bayeskit.workflows._folder.write_report", _full)
     with pytest.raises(OutputError, match="full"):
         evidence_in_folder(target(), tmp_path, title="x", methods=["stepping_stone"], budget=SMALL, progress=False)
     monkeypatch.undo()

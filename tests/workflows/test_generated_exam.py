@@ -12,15 +12,17 @@ from bayeskit import cli, exact
 from bayeskit.cli._application import BAD_INPUT
 from bayeskit.cli._exam import print_generated_exam
 from bayeskit.errors import CheckpointError, DataError, SettingsError
+from bayeskit.exact import _generated, _generated_extremes
 from bayeskit.inference.evidence import Budget, Evidence
-from bayeskit.workflows import exam as exam_module
+from bayeskit.workflows import _exam as exam_module
 from bayeskit.workflows import run_generated_exam
-from bayeskit.workflows.exam import SMALL, Exam, ExamRow
+from bayeskit.workflows._exam import SMALL, Exam, ExamRow
 
 #: What is quickly sampled, where any problems do.
-SIMPLE = (exact.generated.BetaBernoulli, exact.generated.GammaPoisson)
+NAMES = vars(_generated_extremes) | vars(_generated)
+SIMPLE = (_generated.BetaBernoulli, _generated.GammaPoisson)
 #: Without modes that no draw of the prior finds, so that what is said about them can be asked to be right.
-WITHOUT_EXTREMES = tuple(family for family in exact.FAMILIES if family not in exact.generated.EXTREME_FAMILIES)
+WITHOUT_EXTREMES = tuple(family for family in exact.FAMILIES if family not in _generated.EXTREME_FAMILIES)
 
 
 def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
@@ -36,7 +38,7 @@ def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
     assert (counts.sum(axis=1) == 6).all() and (counts[["trusted and wrong", "failed"]] == 0).all(axis=None)
     assert counts.loc["laplace_importance_sampling", "right"] >= 3
     for row in exam.rows:
-        assert eval(row.case, vars(exact.generated)).case().log_evidence == row.exact  # noqa: S307  our own names
+        assert eval(row.case, NAMES).case().log_evidence == row.exact  # noqa: S307  our own names
 
 
 def test_the_same_seed_gives_the_same_exam_and_another_one_others():
@@ -86,10 +88,10 @@ def test_a_failure_is_shrunk_and_printed_in_its_smallest_form(monkeypatch, capsy
         raise RuntimeError("always")
 
     monkeypatch.setattr(exam_module, "compare", broken)
-    families = [exact.generated.HalfCauchyScale]
+    families = [_generated.HalfCauchyScale]
     exam = run_generated_exam(1, ["naive_monte_carlo"], seed=1, progress=False, families=families)
     (answer,) = exam.rows
-    smallest = eval(answer.smallest, vars(exact.generated))  # noqa: S307  our own names
+    smallest = eval(answer.smallest, NAMES)  # noqa: S307  our own names
     assert len(smallest.y) == 1 and smallest.width == 1.0
     print_generated_exam(exam, None)
     assert "smallest: HalfCauchyScale(width=1.0" in " ".join(capsys.readouterr().out.split())

@@ -15,7 +15,7 @@ from scipy.stats import invgamma, t
 
 from bayeskit import exact
 from bayeskit.errors import DataError, DataWarning, SettingsError, ShapeError, UnknownNameError
-from bayeskit.workflows.invariance import InvariantSubsets, RegressionPrior, SubsetEvidence, invariant_subsets
+from bayeskit.workflows._invariance import InvariantSubsets, RegressionPrior, SubsetEvidence, invariant_subsets
 
 PRIOR = RegressionPrior(coefficient_sd=2.0, noise_shape=2.0, noise_scale=1.0)
 SPREADS = (0.5, 1.0, 2.0)

@@ -14,8 +14,8 @@ from scipy.stats import chi2, norm
 from bayeskit import exact
 from bayeskit.errors import CheckpointError, SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison
-from bayeskit.workflows import bayes_factors as module
-from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
+from bayeskit.workflows import _bayes_factors as module
+from bayeskit.workflows._bayes_factors import ModelComparison, compare_models
 
 SMALL = Budget(8, 150, 150)
 TINY = Budget(4, 30, 40)  # for what holds to the last bit

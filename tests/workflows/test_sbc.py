@@ -10,8 +10,9 @@ from scipy.stats import binom, chisquare
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.randomness import new_generator
-from bayeskit.core.uniformity import chi_square_p_value, ecdf_band, ecdf_p_value, holm, local_p_value
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.uniformity import chi_square_p_value, ecdf_band, ecdf_p_value, holm, local_p_value
+from bayeskit._logdensity.combinators import Replicas
 from bayeskit.errors import (
     CheckpointError,
     DataError,
@@ -20,9 +21,8 @@ from bayeskit.errors import (
     UnknownNameError,
     UnsupportedSiteError,
 )
-from bayeskit.logdensity.combinators import Replicas
-from bayeskit.workflows import simulation_based_calibration
-from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
+from bayeskit.workflows import _simulation_based_calibration as simulation_based_calibration
+from bayeskit.workflows._simulation_based_calibration import SBCResult, sbc
 
 FAILURE_RATE = 1e-5
 NUM_DATA = 5

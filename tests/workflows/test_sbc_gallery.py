@@ -8,9 +8,9 @@ import torch
 
 import bayeskit as bk
 from bayeskit import gallery
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SamplingWarning, SettingsError, UnsupportedSiteError
-from bayeskit.workflows import simulation_based_calibration
+from bayeskit.workflows import _simulation_based_calibration as simulation_based_calibration
 
 FAILURE_RATE = 1e-5
 

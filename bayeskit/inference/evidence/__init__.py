@@ -1,59 +1,59 @@
 """Estimators of the marginal likelihood, with standard errors and diagnostics."""
 
-from bayeskit.inference.evidence.arithmetic_mean import corrected_arithmetic_mean
-from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
-from bayeskit.inference.evidence.budget import (
+from bayeskit.inference.evidence._arithmetic_mean import corrected_arithmetic_mean
+from bayeskit.inference.evidence._bridge import bridge_sampling, warp_bridge_sampling
+from bayeskit.inference.evidence._budget import (
     Budget,
     LadderBudget,
     NestedSamplingBudget,
     PosteriorBudget,
     SMCBudget,
 )
-from bayeskit.inference.evidence.calibration import Calibration, Problem, calibrate
-from bayeskit.inference.evidence.chibs_method import chib
-from bayeskit.inference.evidence.comparison import EvidenceComparison, compare
-from bayeskit.inference.evidence.conditionals import ConjugateBlock
-from bayeskit.inference.evidence.decorator import estimator
-from bayeskit.inference.evidence.empirical_bayes import LocalMaximum, MaximizedEvidence, maximize
-from bayeskit.inference.evidence.flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
-from bayeskit.inference.evidence.judging.constants import ConstantsReport, check_constants
-from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, from_draws
-from bayeskit.inference.evidence.judging.verdict import Verdict
-from bayeskit.inference.evidence.ladder import (
+from bayeskit.inference.evidence._calibration import Calibration, Problem, calibrate
+from bayeskit.inference.evidence._chibs_method import chib
+from bayeskit.inference.evidence._comparison import EvidenceComparison, compare
+from bayeskit.inference.evidence._conditionals import ConjugateBlock
+from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._empirical_bayes import LocalMaximum, MaximizedEvidence, maximize
+from bayeskit.inference.evidence._flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
+from bayeskit.inference.evidence._ladder import (
     generalised_stepping_stone,
     modified_path_sampling,
     path_sampling,
     stepping_stone,
     thermodynamic_integration,
 )
-from bayeskit.inference.evidence.laplace_approximation import (
+from bayeskit.inference.evidence._laplace_approximation import (
     laplace,
     laplace_importance_sampling,
     maximum_likelihood,
     maximum_posterior,
 )
-from bayeskit.inference.evidence.laplus import (
+from bayeskit.inference.evidence._laplus import (
     beta_prime_laplus,
     gamma_laplus,
     gamma_laplus_importance_sampling,
     lognormal_laplus,
 )
-from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
-from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
-from bayeskit.inference.evidence.modes import Mode, find_mode
-from bayeskit.inference.evidence.nested_evidence import nested_sampling
-from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates, pointwise_predictive_density
-from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential
-from bayeskit.inference.evidence.result import Evidence, PredictiveScore
-from bayeskit.inference.evidence.sequential import adaptive_smc, smc
-from bayeskit.inference.evidence.shared_runs import SharedRuns
-from bayeskit.inference.evidence.tolerance import ToleranceCheck, tolerance_check
-from bayeskit.inference.evidence.variational import (
+from bayeskit.inference.evidence._likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
+from bayeskit.inference.evidence._methods import METHODS, Method, Part, select
+from bayeskit.inference.evidence._modes import Mode, find_mode
+from bayeskit.inference.evidence._nested_evidence import nested_sampling
+from bayeskit.inference.evidence._predictive import conditional_predictive_ordinates, pointwise_predictive_density
+from bayeskit.inference.evidence._prequential_evidence import PrequentialEvidence, prequential
+from bayeskit.inference.evidence._result import Evidence, PredictiveScore
+from bayeskit.inference.evidence._sequential import adaptive_smc, smc
+from bayeskit.inference.evidence._shared_runs import SharedRuns
+from bayeskit.inference.evidence._tolerance import ToleranceCheck, tolerance_check
+from bayeskit.inference.evidence._variational import (
     MeanField,
     evidence_lower_bound,
     fit_mean_field,
     variational_importance_sampling,
 )
+from bayeskit.inference.evidence.judging._constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence.judging._verdict import Verdict
 
 __all__ = [
     "Budget",

@@ -1,15 +1,15 @@
 """Generalized Bayesian inference, with a loss in place of the negative log likelihood."""
 
 from bayeskit.inference.generalized import calibrate, losses
-from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
-from bayeskit.inference.generalized.certificates import (
+from bayeskit.inference.generalized._bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
+from bayeskit.inference.generalized._certificates import (
     Certificate,
     certify,
     divergence_from_prior,
     invert_binary_divergence,
     pac_bayes_certificate,
 )
-from bayeskit.inference.generalized.checks import (
+from bayeskit.inference.generalized._checks import (
     CoherenceReport,
     ProprietyReport,
     ResidualMismatch,
@@ -17,27 +17,27 @@ from bayeskit.inference.generalized.checks import (
     propriety_check,
     residual_mismatch,
 )
-from bayeskit.inference.generalized.coarsened import (
+from bayeskit.inference.generalized._coarsened import (
     CalibrationCurve,
     calibration_curve,
     coarsened_posterior,
     coarsening_weight,
 )
-from bayeskit.inference.generalized.coverage import (
+from bayeskit.inference.generalized._coverage import (
     BatchSelector,
     CoverageReport,
     ReplicatePosteriors,
     coverage_report,
     replicate_posteriors,
 )
-from bayeskit.inference.generalized.cross_validation import (
+from bayeskit.inference.generalized._cross_validation import (
     CrossValidation,
     Prequential,
     cross_validation_evidence,
     enumerated_cross_validation,
     prequential_score,
 )
-from bayeskit.inference.generalized.exact import (
+from bayeskit.inference.generalized._exact import (
     BetaPosterior,
     GaussianPosterior,
     GridPosterior,
@@ -47,15 +47,15 @@ from bayeskit.inference.generalized.exact import (
     grid_posterior,
     quadratic_coefficients,
 )
-from bayeskit.inference.generalized.generalization import (
+from bayeskit.inference.generalized._generalization import (
     GeneralizationGap,
     PathInformation,
     generalization_gap,
     path_information,
 )
-from bayeskit.inference.generalized.minimizer import InformationMatrices, Minimum, information_matrices, minimize
-from bayeskit.inference.generalized.posterior import DeepSets, GibbsPosterior, Max, Mean, Pooling, Sum
-from bayeskit.inference.generalized.prior import Flat
+from bayeskit.inference.generalized._minimizer import InformationMatrices, Minimum, information_matrices, minimize
+from bayeskit.inference.generalized._posterior import DeepSets, GibbsPosterior, Max, Mean, Pooling, Sum
+from bayeskit.inference.generalized._prior import Flat
 
 __all__ = [
     "BatchSelector",

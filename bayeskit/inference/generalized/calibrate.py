@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jacrev, vmap
 
-from bayeskit.core.inputs import real_number, whole_number
-from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.inference.generalized.bootstrap import dirichlet
-from bayeskit.inference.generalized.coverage import (
+from bayeskit.extend import draw_values, global_stream, new_generator, one_thread, real_number, whole_number
+from bayeskit.inference.generalized._bootstrap import dirichlet
+from bayeskit.inference.generalized._coverage import (
     MAX_SHAPE,
     Functional,
     ReplicatePosteriors,
@@ -23,10 +22,7 @@ from bayeskit.inference.generalized.coverage import (
     replicate_posteriors,
     unreliable_replicates,
 )
-from bayeskit.inference.generalized.losses.densities import Model, law_of
-from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
-from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, columns, taken, unvalidated
-from bayeskit.inference.generalized.minimizer import (
+from bayeskit.inference.generalized._minimizer import (
     InformationMatrices,
     hessian_of_loss,
     influence,
@@ -35,8 +31,10 @@ from bayeskit.inference.generalized.minimizer import (
     residual_spread,
     smooth_total,
 )
-from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooled_by_sum
-from bayeskit.logdensity.pyro_distributions import draw_values
+from bayeskit.inference.generalized._posterior import GibbsPosterior, check_pooled_by_sum
+from bayeskit.inference.generalized.losses._densities import Model, law_of
+from bayeskit.inference.generalized.losses._log_likelihood import NegativeLogLikelihood
+from bayeskit.inference.generalized.losses._loss import Data, PointwiseLoss, columns, taken, unvalidated
 
 __all__ = [
     "Curve",
@@ -820,7 +818,7 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
     .. math:: w = \mathrm{tr}(J I^{-1} J) / \mathrm{tr}(J).
 
     With one unknown, credible intervals have asymptotically nominal coverage. With several unknowns this is not exact
-    unless ``I`` is a multiple of ``J``: see :func:`~bayeskit.inference.generalized.checks.residual_mismatch`. The
+    unless ``I`` is a multiple of ``J``: see :func:`~bayeskit.inference.generalized.residual_mismatch`. The
     trace is taken in unconstrained coordinates and depends on them.
 
     Parameters

@@ -1,8 +1,8 @@
 """Gradient estimators of expectations over discrete variables, as draws of weighted points."""
 
-from bayeskit.inference.gradients.comparison import GradientComparison, GradientStatistics, compare_estimators
-from bayeskit.inference.gradients.estimator import Enumeration, GradientEstimator, Table, WeightedPoints
-from bayeskit.inference.gradients.relaxed import (
+from bayeskit.inference.gradients._comparison import GradientComparison, GradientStatistics, compare_estimators
+from bayeskit.inference.gradients._estimator import Enumeration, GradientEstimator, Table, WeightedPoints
+from bayeskit.inference.gradients._relaxed import (
     REBAR,
     RELAX,
     Annealed,
@@ -10,7 +10,7 @@ from bayeskit.inference.gradients.relaxed import (
     GumbelSoftmax,
     StraightThrough,
 )
-from bayeskit.inference.gradients.score_function import (
+from bayeskit.inference.gradients._score_function import (
     ARM,
     VIMCO,
     ControlVariate,
@@ -19,8 +19,8 @@ from bayeskit.inference.gradients.score_function import (
     MovingAverage,
     ScoreFunction,
 )
-from bayeskit.inference.gradients.space import Autoregressive, Space, space_of
-from bayeskit.inference.gradients.without_replacement import (
+from bayeskit.inference.gradients._space import Autoregressive, Space, space_of
+from bayeskit.inference.gradients._without_replacement import (
     ImportanceWithoutReplacement,
     RaoBlackwell,
     UnorderedSet,

@@ -1,7 +1,7 @@
 """Training objectives for a Pyro model and guide: bounds and divergences."""
 
-from bayeskit.inference.objectives.constrained import GECO, InfoVAE, LogLikelihoodConstraint, MeanSquaredError
-from bayeskit.inference.objectives.evidence_lower_bound import (
+from bayeskit.inference.objectives._constrained import GECO, InfoVAE, LogLikelihoodConstraint, MeanSquaredError
+from bayeskit.inference.objectives._evidence_lower_bound import (
     ELBO,
     STL,
     Cyclical,
@@ -9,14 +9,14 @@ from bayeskit.inference.objectives.evidence_lower_bound import (
     WeightSchedule,
     infomax_weight,
 )
-from bayeskit.inference.objectives.hierarchical import AuxiliaryELBO
-from bayeskit.inference.objectives.importance_weighted import IWAE, DReG, Renyi
-from bayeskit.inference.objectives.latent_density import LatentDensity
-from bayeskit.inference.objectives.objective import Objective
-from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep
-from bayeskit.inference.objectives.sumo import SUMO, GeometricTail, ReciprocalTail, Tail, sumo_estimate
-from bayeskit.inference.objectives.thermodynamic import TVO, EqualMoments, LogUniform, TemperatureSchedule
-from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
+from bayeskit.inference.objectives._hierarchical import AuxiliaryELBO
+from bayeskit.inference.objectives._importance_weighted import IWAE, DReG, Renyi
+from bayeskit.inference.objectives._latent_density import LatentDensity
+from bayeskit.inference.objectives._objective import Objective
+from bayeskit.inference.objectives._reweighted_wake_sleep import ReweightedWakeSleep
+from bayeskit.inference.objectives._sumo import SUMO, GeometricTail, ReciprocalTail, Tail, sumo_estimate
+from bayeskit.inference.objectives._thermodynamic import TVO, EqualMoments, LogUniform, TemperatureSchedule
+from bayeskit.inference.objectives._variational_contrastive_divergence import VCD
 
 __all__ = [
     "AuxiliaryELBO",

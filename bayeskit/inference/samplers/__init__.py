@@ -1,20 +1,20 @@
 """Samplers: init/step kernels for a batch of chains, and the loop that runs them."""
 
-from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState, ChEES, LongestAxis
-from bayeskit.inference.samplers.chains import Chains, Convergence, RunSettings, run
-from bayeskit.inference.samplers.driver import Algorithm, Control, Outcome, drive
-from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
-from bayeskit.inference.samplers.ladder import Exchange, Ladder, sample_ladder
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
-from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
-from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
-from bayeskit.inference.samplers.population_moves import PopulationHMC
-from bayeskit.inference.samplers.populations import PopulationMoves, ResampleMove, SMCInfo, SMCState
-from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
-from bayeskit.inference.samplers.sampling import sample
-from bayeskit.inference.samplers.smc import SMCRun, SMCSchedule, Stage, sample_smc
-from bayeskit.inference.samplers.stochastic_gradient import (
+from bayeskit.inference.samplers._adaptation import Adaptation, AdaptationState, ChEES, LongestAxis
+from bayeskit.inference.samplers._chains import Chains, Convergence, RunSettings, run
+from bayeskit.inference.samplers._driver import Algorithm, Control, Outcome, drive
+from bayeskit.inference.samplers._hmc import HMC, HMCInfo, HMCState
+from bayeskit.inference.samplers._ladder import Exchange, Ladder, sample_ladder
+from bayeskit.inference.samplers._metric import Metric
+from bayeskit.inference.samplers._minibatch import Epochs, IndependentRows, MinibatchTarget
+from bayeskit.inference.samplers._nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
+from bayeskit.inference.samplers._nuts import NUTS, NUTSInfo
+from bayeskit.inference.samplers._population_moves import PopulationHMC
+from bayeskit.inference.samplers._populations import PopulationMoves, ResampleMove, SMCInfo, SMCState
+from bayeskit.inference.samplers._pyro_nuts import sample_with_pyro
+from bayeskit.inference.samplers._sampling import sample
+from bayeskit.inference.samplers._smc import SMCRun, SMCSchedule, Stage, sample_smc
+from bayeskit.inference.samplers._stochastic_gradient import (
     SGHMC,
     SGLD,
     Constant,

@@ -1,6 +1,6 @@
 """Training of a model and guide by stochastic optimization of an objective."""
 
-from bayeskit.inference.training.fitting import fit
-from bayeskit.inference.training.result import Fit
+from bayeskit.inference.training._fitting import fit
+from bayeskit.inference.training._result import Fit
 
 __all__ = ["Fit", "fit"]

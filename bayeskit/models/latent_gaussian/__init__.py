@@ -1,6 +1,6 @@
 """Latent Gaussian models: fields, random walks and random effects, to be integrated out by ``bk.marginalize``."""
 
-from bayeskit.models.latent_gaussian.fields import (
+from bayeskit.models.latent_gaussian._fields import (
     AreaGraph,
     bym2,
     icar,
@@ -9,15 +9,15 @@ from bayeskit.models.latent_gaussian.fields import (
     random_walk,
     squared_exponential,
 )
-from bayeskit.models.latent_gaussian.likelihoods import (
+from bayeskit.models.latent_gaussian._likelihoods import (
     BinomialLikelihood,
     NegativeBinomialLikelihood,
     NormalLikelihood,
     PoissonLikelihood,
 )
-from bayeskit.models.latent_gaussian.lip_cancer import LipCancer, scottish_lip_cancer
-from bayeskit.models.latent_gaussian.models import DiseaseMap, GaussianProcessModel, RandomEffects, RandomWalkModel
-from bayeskit.models.latent_gaussian.priors import PCLength, PCProportion, PCScale
+from bayeskit.models.latent_gaussian._lip_cancer import LipCancer, scottish_lip_cancer
+from bayeskit.models.latent_gaussian._models import DiseaseMap, GaussianProcessModel, RandomEffects, RandomWalkModel
+from bayeskit.models.latent_gaussian._priors import PCLength, PCProportion, PCScale
 
 __all__ = [
     "AreaGraph",

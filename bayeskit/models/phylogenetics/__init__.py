@@ -1,30 +1,24 @@
 """Phylogenetics: alignments, trees and samples of trees, substitution models and their likelihoods."""
 
-from bayeskit.models.phylogenetics.alignment_checks import check_for_search
-from bayeskit.models.phylogenetics.alignments import Alignment, primates
-from bayeskit.models.phylogenetics.amino_acids import AminoAcidModel
-from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
-from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
-from bayeskit.models.phylogenetics.clocks import StrictClock, UncorrelatedLogNormalClock
-from bayeskit.models.phylogenetics.codon_models import GY94, codon_frequencies
-from bayeskit.models.phylogenetics.data_types import DNA, PROTEIN, DataType, codons, standard_characters
-from bayeskit.models.phylogenetics.dated_topologies import DatedTopology, dates_from_file, dates_from_names
-from bayeskit.models.phylogenetics.distributions import (
-    ConditionalCladeDistribution,
-    SampleFrequencies,
-    Smoothed,
-    SubsplitBayesianNetwork,
-)
-from bayeskit.models.phylogenetics.forest import ForestLikelihood
-from bayeskit.models.phylogenetics.model_names import parse_substitution
-from bayeskit.models.phylogenetics.mrbayes import MrBayesBlock
-from bayeskit.models.phylogenetics.neighbour_joining import jukes_cantor_distances, neighbour_joining
-from bayeskit.models.phylogenetics.partitions import (
+from bayeskit.models.phylogenetics._alignment_checks import check_for_search
+from bayeskit.models.phylogenetics._alignments import Alignment, primates
+from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
+from bayeskit.models.phylogenetics._branch_derivatives import BranchDerivatives
+from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics._clocks import StrictClock, UncorrelatedLogNormalClock
+from bayeskit.models.phylogenetics._codon_models import GY94, codon_frequencies
+from bayeskit.models.phylogenetics._data_types import DNA, PROTEIN, DataType, codons, standard_characters
+from bayeskit.models.phylogenetics._dated_topologies import DatedTopology, dates_from_file, dates_from_names
+from bayeskit.models.phylogenetics._forest import ForestLikelihood
+from bayeskit.models.phylogenetics._model_names import parse_substitution
+from bayeskit.models.phylogenetics._mrbayes import MrBayesBlock
+from bayeskit.models.phylogenetics._neighbour_joining import jukes_cantor_distances, neighbour_joining
+from bayeskit.models.phylogenetics._partitions import (
     Partition,
     PartitionedForestLikelihood,
     PartitionedTreeModel,
 )
-from bayeskit.models.phylogenetics.samples import (
+from bayeskit.models.phylogenetics._samples import (
     TetrapodRuns,
     TreeSample,
     asdsf,
@@ -32,9 +26,9 @@ from bayeskit.models.phylogenetics.samples import (
     split_frequencies,
     tetrapods,
 )
-from bayeskit.models.phylogenetics.site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
-from bayeskit.models.phylogenetics.site_sets import read_partitions
-from bayeskit.models.phylogenetics.substitution import (
+from bayeskit.models.phylogenetics._site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
+from bayeskit.models.phylogenetics._site_sets import read_partitions
+from bayeskit.models.phylogenetics._substitution import (
     GTR,
     HKY85,
     JC69,
@@ -48,7 +42,7 @@ from bayeskit.models.phylogenetics.substitution import (
     all_reversible_models,
     empirical_frequencies,
 )
-from bayeskit.models.phylogenetics.summaries import (
+from bayeskit.models.phylogenetics._summaries import (
     ConsensusTree,
     greedy_consensus,
     majority_rule_consensus,
@@ -56,12 +50,18 @@ from bayeskit.models.phylogenetics.summaries import (
     plot_split_frequencies,
     plot_tree,
 )
-from bayeskit.models.phylogenetics.time_tree_plots import plot_time_tree
-from bayeskit.models.phylogenetics.time_trees import TimeTreeModel
-from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
-from bayeskit.models.phylogenetics.tree_model import TreeModel
-from bayeskit.models.phylogenetics.tree_priors import BirthDeathTree, ConstantCoalescent, YuleTree
-from bayeskit.models.phylogenetics.trees import Tree
+from bayeskit.models.phylogenetics._time_tree_plots import plot_time_tree
+from bayeskit.models.phylogenetics._time_trees import TimeTreeModel
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics._tree_model import TreeModel
+from bayeskit.models.phylogenetics._tree_priors import BirthDeathTree, ConstantCoalescent, YuleTree
+from bayeskit.models.phylogenetics._trees import Tree
+from bayeskit.models.phylogenetics.distributions import (
+    ConditionalCladeDistribution,
+    SampleFrequencies,
+    Smoothed,
+    SubsplitBayesianNetwork,
+)
 
 __all__ = [
     "Alignment",

@@ -1,9 +1,9 @@
 """Networks with sparse variational posteriors of their weights: pruned, shrunk, and rounded by what the data tell."""
 
-from bayeskit.models.sparse_networks.compression import SelectedFeatures
-from bayeskit.models.sparse_networks.log_uniform import ImproperLogUniform, log_uniform_divergence
-from bayeskit.models.sparse_networks.network import LayerPrecision, SparseNetwork, sparsify
-from bayeskit.models.sparse_networks.priors import (
+from bayeskit.models.sparse_networks._compression import SelectedFeatures
+from bayeskit.models.sparse_networks._log_uniform import ImproperLogUniform, log_uniform_divergence
+from bayeskit.models.sparse_networks._network import LayerPrecision, SparseNetwork, sparsify
+from bayeskit.models.sparse_networks._priors import (
     HorseshoePrior,
     HyperbolicSecant,
     LogUniformPrior,

@@ -7,7 +7,7 @@ class by SVI, because the store is keyed by name. For a minibatch ``x``, pass th
 """
 
 from bayeskit.models.vae import likelihoods
-from bayeskit.models.vae.autoencoders import (
+from bayeskit.models.vae._autoencoders import (
     VAE,
     ConditionalVAE,
     HierarchicalVAE,
@@ -20,9 +20,9 @@ from bayeskit.models.vae.autoencoders import (
     one_hot,
     semi_supervised_vae,
 )
-from bayeskit.models.vae.flows import ConditionalFlow, FlowDistribution, FlowPrior, flow_vae
-from bayeskit.models.vae.generative_model import Autoencoder, GenerativeModel
-from bayeskit.models.vae.images import (
+from bayeskit.models.vae._flows import ConditionalFlow, FlowDistribution, FlowPrior, flow_vae
+from bayeskit.models.vae._generative_model import Autoencoder, GenerativeModel
+from bayeskit.models.vae._images import (
     Images,
     binarize,
     load_digits,
@@ -31,8 +31,8 @@ from bayeskit.models.vae.images import (
     plot_reconstructions,
     plot_traversal,
 )
-from bayeskit.models.vae.linear import LinearVAE
-from bayeskit.models.vae.networks import (
+from bayeskit.models.vae._linear import LinearVAE
+from bayeskit.models.vae._networks import (
     ConvolutionalDecoder,
     ConvolutionalFeatures,
     DiagonalNormal,

@@ -9,9 +9,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import DataError
-from bayeskit.models.vae.distributions import DiscretizedLogisticMixture as _DiscretizedLogistic
+from bayeskit.extend import real_number, whole_number
+from bayeskit.models.vae._distributions import DiscretizedLogisticMixture as _DiscretizedLogistic
 
 __all__ = [
     "Bernoulli",

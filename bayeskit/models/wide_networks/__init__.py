@@ -1,14 +1,15 @@
 """Gaussian-process limits of wide networks, read from a torch module, and tangent kernels of finite networks."""
 
-from bayeskit.models.wide_networks.activations import Elementwise
-from bayeskit.models.wide_networks.empirical_kernels import Linearized, empirical_ntk, linearize, ntk_vector_product
-from bayeskit.models.wide_networks.finite_width import (
+from bayeskit.models.wide_networks._activations import Elementwise
+from bayeskit.models.wide_networks._empirical_kernels import Linearized, empirical_ntk, linearize, ntk_vector_product
+from bayeskit.models.wide_networks._finite_width import (
     finite_width_bias,
     kernel_regime,
     ntk_drift,
     ntk_drift_against_width,
     ntk_drift_of_snapshots,
 )
+from bayeskit.models.wide_networks._kernels import InfiniteWidth, Kernels, infinite_width
 from bayeskit.models.wide_networks.gaussian_processes import (
     compare_gaussian_processes,
     last_layer_ensemble,
@@ -17,7 +18,6 @@ from bayeskit.models.wide_networks.gaussian_processes import (
     ntk_posterior,
     ntk_regression,
 )
-from bayeskit.models.wide_networks.kernels import InfiniteWidth, Kernels, infinite_width
 
 __all__ = [
     "Elementwise",

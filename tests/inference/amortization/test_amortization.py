@@ -20,7 +20,7 @@ from bayeskit.errors import (
     ShapeError,
     UnknownNameError,
 )
-from bayeskit.inference.amortization.simulations import Simulator
+from bayeskit.inference.amortization._simulations import Simulator
 from bayeskit.inference.objectives import ELBO, IWAE
 
 FLOAT = torch.float64

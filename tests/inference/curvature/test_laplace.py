@@ -16,7 +16,7 @@ from bayeskit.inference.curvature import (
     find_parameter_mode,
     laplace_posterior,
 )
-from bayeskit.inference.curvature.laplace import System
+from bayeskit.inference.curvature._laplace import System
 
 DOUBLE = torch.float64
 ANYWHERE = 1e9  # a tolerance for tests of formulas that hold away from modes, too

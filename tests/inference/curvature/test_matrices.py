@@ -8,7 +8,7 @@ from scipy.special import roots_hermitenorm
 from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import BudgetError, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.curvature import (
     BernoulliOutputs,
@@ -20,7 +20,7 @@ from bayeskit.inference.curvature import (
     fisher,
     gauss_newton,
 )
-from bayeskit.inference.curvature import matrices as operator
+from bayeskit.inference.curvature import _matrices as operator
 
 DOUBLE = torch.float64
 X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], dtype=DOUBLE)

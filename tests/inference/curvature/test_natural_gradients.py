@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from bayeskit.core.flat_networks import flat_copy
+from bayeskit._core.flat_networks import flat_copy
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.curvature import (
     BernoulliOutputs,
@@ -19,7 +19,7 @@ from bayeskit.inference.curvature import (
     gradient_fields,
     natural_gradient,
 )
-from bayeskit.inference.curvature.fisher_matrices import log_likelihood_gradient
+from bayeskit.inference.curvature._fisher_matrices import log_likelihood_gradient
 
 DOUBLE = torch.float64
 X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], dtype=DOUBLE)

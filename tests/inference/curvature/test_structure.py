@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bayeskit.inference.curvature.structure import Band, BandStencil, DiagonalBlocks, Stencil
+from bayeskit.inference.curvature._structure import Band, BandStencil, DiagonalBlocks, Stencil
 
 FLOAT = torch.float64
 

@@ -9,15 +9,15 @@ from scipy.stats import norm
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
-from bayeskit.inference.evidence.judging.diagnostics import Diagnostics, FoundModes
-from bayeskit.inference.evidence.sequential import adaptive_smc, sequential_refusal
-from bayeskit.inference.samplers.populations import learn_metric
-from bayeskit.inference.samplers.smc import AdaptiveTempering
-from bayeskit.inference.samplers.weighted_particles import conditional_share, next_common_temperature
+from bayeskit.inference.evidence._sequential import adaptive_smc, sequential_refusal
+from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, FoundModes
+from bayeskit.inference.samplers._populations import learn_metric
+from bayeskit.inference.samplers._smc import AdaptiveTempering
+from bayeskit.inference.samplers._weighted_particles import conditional_share, next_common_temperature
 
 F64 = torch.float64
-MODULE = sys.modules["bayeskit.inference.evidence.sequential"]
-POPULATIONS = sys.modules["bayeskit.inference.samplers.populations"]
+MODULE = sys.modules["bayeskit.inference.evidence._sequential"]
+POPULATIONS = sys.modules["bayeskit.inference.samplers._populations"]
 SMALL = {"num_particles": 64, "num_replicates": 16, "ess_threshold": 0.9}
 
 

@@ -7,9 +7,10 @@ from scipy.stats import binom
 from bayeskit import exact
 from bayeskit.errors import CheckpointError, SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import Budget, calibrate, calibration
-from bayeskit.inference.evidence.budget import LEAST
-from bayeskit.workflows.calibration import calibrations
+from bayeskit.inference.evidence import Budget, calibrate
+from bayeskit.inference.evidence import _calibration as calibration
+from bayeskit.inference.evidence._budget import LEAST
+from bayeskit.workflows._calibration import calibrations
 
 FAILURE_RATE = 1e-5
 LADDER = Budget(8, 80, 100, num_temperatures=24, ladder_chains=8, ladder_warmup=60, ladder_samples=60)

@@ -12,12 +12,12 @@ from scipy.stats import gamma
 
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
-from bayeskit.inference.evidence.chibs_method import chib, chib_refusal
-from bayeskit.inference.evidence.conditionals import ConjugateBlock
+from bayeskit.inference.evidence._chibs_method import chib, chib_refusal
+from bayeskit.inference.evidence._conditionals import ConjugateBlock
 
 F64 = torch.float64
 SMALL = {"num_warmup": 20, "num_samples": 100}
-MODULE = sys.modules["bayeskit.inference.evidence.chibs_method"]
+MODULE = sys.modules["bayeskit.inference.evidence._chibs_method"]
 Normal, Gamma, MultivariateNormal = (getattr(torch.distributions, n) for n in ("Normal", "Gamma", "MultivariateNormal"))
 
 

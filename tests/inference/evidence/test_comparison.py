@@ -15,14 +15,14 @@ from bayeskit import exact
 from bayeskit.errors import DataError, SettingsError, UnknownNameError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, SharedRuns
-from bayeskit.inference.evidence.comparison import COLUMNS, own_seconds
-from bayeskit.inference.evidence.conditionals import ConjugateBlock
+from bayeskit.inference.evidence._comparison import COLUMNS, own_seconds
+from bayeskit.inference.evidence._conditionals import ConjugateBlock
 
 BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup=60, ladder_samples=60)
 
 
 def test_each_part_is_made_once(monkeypatch):
-    from bayeskit.inference.evidence import shared_runs
+    from bayeskit.inference.evidence import _shared_runs as shared_runs
 
     made = []
     for name, maker in list(shared_runs.MAKERS.items()):

@@ -12,12 +12,13 @@ from torch.distributions import MultivariateNormal
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.draws import Draws
+from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence import arithmetic_mean as module
-from bayeskit.inference.evidence import bridge, bridge_sampling, corrected_arithmetic_mean
-from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
-from bayeskit.inference.samplers.unseen_tails import unseen_tails
+from bayeskit.inference.evidence import _arithmetic_mean as module
+from bayeskit.inference.evidence import _bridge as bridge
+from bayeskit.inference.evidence import bridge_sampling, corrected_arithmetic_mean
+from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.samplers._unseen_tails import unseen_tails
 from bayeskit.testing import EstimatorContract
 
 REPLICATES = 100

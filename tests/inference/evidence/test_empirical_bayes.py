@@ -14,7 +14,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import BayesianRidge
 
 import bayeskit as bk
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import ModelError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import LocalMaximum, MaximizedEvidence, maximize
 

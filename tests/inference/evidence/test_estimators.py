@@ -10,10 +10,10 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, UnknownNameError
-from bayeskit.exact.several_modes import spike_and_slab
+from bayeskit.exact._several_modes import spike_and_slab
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget, SharedRuns
-from bayeskit.inference.evidence.comparison import COLUMNS
+from bayeskit.inference.evidence._comparison import COLUMNS
 from bayeskit.inference.samplers import Ladder, sample_ladder
 
 BUDGET = Budget(

@@ -9,17 +9,17 @@ import torch
 from scipy.stats import chi2
 
 import bayeskit as bk
-from bayeskit.core.statistics import pareto_shape
-from bayeskit.draws import Draws
+from bayeskit._core.statistics import pareto_shape
+from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.flows import (
+from bayeskit.inference.evidence._flows import (
     FittedFlow,
     fit_flow,
     flow_importance_sampling,
     learned_harmonic_mean,
 )
-from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
-from bayeskit.inference.evidence.judging.weights import shape_that_matters
+from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence.judging._weights import shape_that_matters
 
 F64 = torch.float64
 ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)

@@ -7,13 +7,13 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.randomness import new_generator
-from bayeskit.draws import Draws
+from bayeskit._core.randomness import new_generator
+from bayeskit._draws import Draws
+from bayeskit._logdensity.combinators import rebased
 from bayeskit.errors import DrawsError, ModelError, SettingsError
-from bayeskit.inference.evidence.ladder import fit_reference, generalised_stepping_stone
-from bayeskit.inference.proposals import SplitStudentT
+from bayeskit.inference._proposals import SplitStudentT
+from bayeskit.inference.evidence._ladder import fit_reference, generalised_stepping_stone
 from bayeskit.inference.samplers import Ladder
-from bayeskit.logdensity.combinators import rebased
 
 
 @pytest.fixture(scope="module")

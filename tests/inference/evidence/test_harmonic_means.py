@@ -8,9 +8,9 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.draws import Draws
+from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, stabilised_harmonic_mean
+from bayeskit.inference.evidence._likelihood_weights import harmonic_mean, stabilised_harmonic_mean
 
 DELTA = 0.01
 

@@ -9,20 +9,20 @@ from scipy.stats import binom
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.randomness import new_generator
-from bayeskit.core.statistics import r_hat
-from bayeskit.draws import Draws
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.statistics import r_hat
+from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference.evidence import ladder as _integration
-from bayeskit.inference.evidence.judging.chains import ladder_problems
-from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
-from bayeskit.inference.evidence.ladder import (
+from bayeskit.inference.evidence import _ladder as _integration
+from bayeskit.inference.evidence._ladder import (
     modified_path_sampling,
     path_sampling,
     stepping_stone,
     temperatures,
     thermodynamic_integration,
 )
+from bayeskit.inference.evidence.judging._chains import ladder_problems
+from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.samplers import Ladder, sample_ladder
 
 FAILURE_RATE = 1e-5

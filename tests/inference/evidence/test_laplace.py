@@ -13,17 +13,17 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, ShapeError
-from bayeskit.inference import optimize
-from bayeskit.inference.evidence import laplace_approximation as module
-from bayeskit.inference.evidence import modes as search
-from bayeskit.inference.evidence.laplace_approximation import (
+from bayeskit.inference import _optimize as optimize
+from bayeskit.inference._proposals import Mixture, StudentT, student_log_constant
+from bayeskit.inference.evidence import _laplace_approximation as module
+from bayeskit.inference.evidence import _modes as search
+from bayeskit.inference.evidence._laplace_approximation import (
     _smoothed,
     laplace,
     laplace_importance_sampling,
     scale_factor,
 )
-from bayeskit.inference.evidence.modes import find_mode
-from bayeskit.inference.proposals import Mixture, StudentT, student_log_constant
+from bayeskit.inference.evidence._modes import find_mode
 
 DOUBLE = torch.float64
 

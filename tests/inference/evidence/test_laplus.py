@@ -17,8 +17,8 @@ from bayeskit.inference.evidence import (
     gamma_laplus_importance_sampling,
     lognormal_laplus,
 )
-from bayeskit.inference.evidence.laplus import BetaPrime, DefensiveGamma, PositiveDensity
-from bayeskit.inference.evidence.modes import find_mode
+from bayeskit.inference.evidence._laplus import BetaPrime, DefensiveGamma, PositiveDensity
+from bayeskit.inference.evidence._modes import find_mode
 
 DOUBLE = torch.float64
 COUNTS = torch.tensor([3.0, 0.0, 7.0], dtype=DOUBLE)

@@ -11,10 +11,10 @@ from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 
 import bayeskit as bk
-from bayeskit.draws import Draws
+from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import bridge as fits
+from bayeskit.inference.evidence import _bridge as fits
 
 F64 = torch.float64
 SIZE = 60

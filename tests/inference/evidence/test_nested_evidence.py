@@ -6,10 +6,10 @@ import torch
 
 from bayeskit import Target, exact
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.exact.several_modes import eggbox, gaussian_shells, spike_and_slab
-from bayeskit.inference.evidence.nested_evidence import expected_error, nested_sampling
-from bayeskit.inference.known_modes import KnownModes
-from bayeskit.inference.samplers.nested import ConstrainedSlice, SliceInfo, sample_nested
+from bayeskit.exact._several_modes import eggbox, gaussian_shells, spike_and_slab
+from bayeskit.inference._known_modes import KnownModes
+from bayeskit.inference.evidence._nested_evidence import expected_error, nested_sampling
+from bayeskit.inference.samplers._nested import ConstrainedSlice, SliceInfo, sample_nested
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from scipy.stats import gamma
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, InitializationError, ShapeError
-from bayeskit.inference.evidence.laplace_approximation import maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.modes import find_mode, likelihood, posterior, posterior_of_values
+from bayeskit.inference.evidence._laplace_approximation import maximum_likelihood, maximum_posterior
+from bayeskit.inference.evidence._modes import find_mode, likelihood, posterior, posterior_of_values
 from bayeskit.models.phylogenetics import TreeModel, primates
 
 DOUBLE = torch.float64

@@ -11,16 +11,16 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.draws import Draws
+from bayeskit._draws import Draws
+from bayeskit._logdensity.observations import Observations
 from bayeskit.errors import DrawsError, ModelError
-from bayeskit.inference.evidence.predictive import (
+from bayeskit.inference.evidence._predictive import (
     conditional_predictive_ordinates,
     pointwise_predictive_density,
     scores_refusal,
 )
-from bayeskit.inference.evidence.result import PredictiveScore
+from bayeskit.inference.evidence._result import PredictiveScore
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.logdensity.observations import Observations
 from bayeskit.models.phylogenetics import HKY85, Alignment, Tree, TreeModel
 
 SCORES = (conditional_predictive_ordinates, pointwise_predictive_density)
@@ -323,7 +323,7 @@ def test_chunks_and_computing_twice_do_not_change_the_score(linear, monkeypatch)
     draws = draw(2)
     for estimate in SCORES:
         first = estimate(target, draws)
-        module = sys.modules["bayeskit.inference.evidence.predictive"]
+        module = sys.modules["bayeskit.inference.evidence._predictive"]
         with monkeypatch.context() as patch:
             patch.setattr(module, "AT_A_TIME", 97 * 40)
             patch.setattr(module, "KEPT", 200 * 40)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.exact.generated import CauchyStudent
+from bayeskit.exact._generated import CauchyStudent
+from bayeskit.inference._known_modes import _nearest_before, divided_by_valleys
 from bayeskit.inference.evidence import compare
-from bayeskit.inference.known_modes import _nearest_before, divided_by_valleys
-from bayeskit.workflows.exam import GENERATED_BUDGET
+from bayeskit.workflows._exam import GENERATED_BUDGET
 
 #: One datum of two lies far out, where one prior draw of two hundred is nearer to it; its peak holds .2 per cent.
 PROBLEM = CauchyStudent(width=1.22, noise=0.15, y=(4.9574, -95.805))

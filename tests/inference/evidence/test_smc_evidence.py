@@ -10,11 +10,11 @@ from scipy.stats import binom, norm
 from scipy.stats import t as student
 
 import bayeskit as bk
-from bayeskit.core import statistics as _statistics
-from bayeskit.core.statistics import replicates_log_mean_error
+from bayeskit._core import statistics as _statistics
+from bayeskit._core.statistics import replicates_log_mean_error
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
-from bayeskit.inference.evidence.sequential import smc
-from bayeskit.inference.samplers.smc import AdaptiveTempering, sample_smc
+from bayeskit.inference.evidence._sequential import smc
+from bayeskit.inference.samplers._smc import AdaptiveTempering, sample_smc
 
 F64 = torch.float64
 SMALL = {"num_particles": 32, "num_replicates": 16, "num_pilot_particles": 128, "ess_threshold": 0.9, "progress": False}

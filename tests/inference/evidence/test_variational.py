@@ -13,15 +13,15 @@ from scipy.special import roots_hermitenorm
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, InitializationError, SettingsError, ShapeError
-from bayeskit.inference.evidence import variational as mean_field
-from bayeskit.inference.evidence.judging import weights as coverage
-from bayeskit.inference.evidence.variational import (
+from bayeskit.inference.evidence import _variational as mean_field
+from bayeskit.inference.evidence._variational import (
     _tails,
     balanced_normal_draws,
     evidence_lower_bound,
     fit_mean_field,
     variational_importance_sampling,
 )
+from bayeskit.inference.evidence.judging import _weights as coverage
 
 # The package exports a function of the same name as this module.
 importance = sys.modules[variational_importance_sampling.__module__]

@@ -11,11 +11,11 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.draws import Draws
+from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
-from bayeskit.inference.evidence.bridge import _relative_variance, bridge_sampling, warp_bridge_sampling
-from bayeskit.inference.evidence.judging.diagnostics import LOOKS, WIDER, Diagnostics
-from bayeskit.inference.samplers.unseen_tails import unseen_tails
+from bayeskit.inference.evidence._bridge import _relative_variance, bridge_sampling, warp_bridge_sampling
+from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.samplers._unseen_tails import unseen_tails
 
 REPLICATES, JUDGED = 100, 20
 
@@ -141,7 +141,7 @@ def test_affine_coordinates_do_not_matter():
 @pytest.mark.parametrize("mutation", ["half", "mirror"])
 def test_a_wrong_warp_is_noticed(mutation, monkeypatch, limit):
     """Forget the half of the mixture, or the mirror image itself: the answer moves away from the exact one."""
-    from bayeskit.inference.evidence.bridge import warp_bridge_sampling as function
+    from bayeskit.inference.evidence._bridge import warp_bridge_sampling as function
 
     module = sys.modules[function.__module__]
     wrong = {"half": torch.logaddexp, "mirror": lambda here, mirrored: here - math.log(2)}[mutation]

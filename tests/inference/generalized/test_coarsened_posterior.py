@@ -10,8 +10,8 @@ from scipy.integrate import quad
 from scipy.special import betaln, digamma, expit, polygamma
 
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.generalized import coarsened
-from bayeskit.inference.generalized.coarsened import (
+from bayeskit.inference.generalized import _coarsened as coarsened
+from bayeskit.inference.generalized._coarsened import (
     CalibrationCurve,
     calibration_curve,
     coarsened_posterior,

@@ -8,7 +8,7 @@ import torch
 
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized import DeepSets, GibbsPosterior, Pooling, losses
-from bayeskit.inference.generalized.checks import coherence_check
+from bayeskit.inference.generalized._checks import coherence_check
 
 X = torch.tensor([1.0, 2.0, 10.0, -3.0, 0.5], dtype=torch.float64)
 

@@ -10,9 +10,9 @@ import torch
 import bayeskit as bk
 from bayeskit.errors import DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.exact import Quadratic, beta_posterior, gaussian_posterior, quadratic_coefficients
-from bayeskit.inference.generalized.losses.densities import BetaDivergence
-from bayeskit.inference.generalized.losses.scores import KernelSteinDiscrepancy, ScoreMatching, score_of
+from bayeskit.inference.generalized._exact import Quadratic, beta_posterior, gaussian_posterior, quadratic_coefficients
+from bayeskit.inference.generalized.losses._densities import BetaDivergence
+from bayeskit.inference.generalized.losses._scores import KernelSteinDiscrepancy, ScoreMatching, score_of
 
 
 def double(*values):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.coverage import (
+from bayeskit.inference.generalized._coverage import (
     BatchSelector,
     CoverageReport,
     ReplicatePosteriors,

@@ -12,8 +12,8 @@ from torch.func import grad, jacrev, vmap
 
 from bayeskit.errors import CoherenceError, DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.cox import CoxPartialLikelihood
-from bayeskit.inference.generalized.losses.prediction import linear
+from bayeskit.inference.generalized.losses._cox import CoxPartialLikelihood
+from bayeskit.inference.generalized.losses._prediction import linear
 
 TIES = ["efron", "breslow"]
 BETA = torch.tensor([0.5, -1.0], dtype=torch.float64)

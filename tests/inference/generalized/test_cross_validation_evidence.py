@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from scipy.stats import chi2
 
 import bayeskit as bk
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import DrawsError, InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized import cross_validation as leave_out
-from bayeskit.inference.generalized.cross_validation import (
+from bayeskit.inference.generalized import _cross_validation as leave_out
+from bayeskit.inference.generalized._cross_validation import (
     all_sets,
     as_sizes,
     cross_validation_evidence,
@@ -248,7 +248,7 @@ def test_groups_are_held_out_together(normal_target, limit):
 
 def test_an_error_that_forgets_the_choice_of_sets_is_found_out(normal_target, normal_exact, limit, monkeypatch):
     # The mutation: particles see the first data as if they had none of them, so that the training data do not count.
-    from bayeskit.inference.generalized import cross_validation as leave_out
+    from bayeskit.inference.generalized import _cross_validation as leave_out
 
     untaught = leave_out._mask
     monkeypatch.setattr(leave_out, "_mask", lambda rows, n: 0 * untaught(rows, n))
@@ -282,7 +282,7 @@ def test_one_datum_that_differs(n, particles, limit):
 
 
 def test_mutation_scores_that_are_not_adjusted_hide_the_datum_that_differs(limit, monkeypatch):
-    from bayeskit.inference.generalized import cross_validation as leave_out
+    from bayeskit.inference.generalized import _cross_validation as leave_out
 
     y = torch.ones(40, dtype=torch.float64)
     y[-1] = 0

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.statistics import pareto_shape, pareto_smoothed
-from bayeskit.inference.generalized import cross_validation as leave_out
-from bayeskit.inference.generalized.cross_validation import (
+from bayeskit._core.statistics import pareto_shape, pareto_smoothed
+from bayeskit.inference.generalized import _cross_validation as leave_out
+from bayeskit.inference.generalized._cross_validation import (
     adjusted,
     all_sets,
     cross_validation_evidence,
@@ -18,8 +18,8 @@ from bayeskit.inference.generalized.cross_validation import (
     sampled_sets,
     widened_standard_error,
 )
-from bayeskit.inference.samplers.populations import equally_weighted
-from bayeskit.inference.samplers.weighted_data import DataPopulations, WeightedData
+from bayeskit.inference.samplers._populations import equally_weighted
+from bayeskit.inference.samplers._weighted_data import DataPopulations, WeightedData
 
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0

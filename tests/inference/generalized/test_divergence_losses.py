@@ -10,7 +10,7 @@ from scipy.integrate import quad
 
 from bayeskit.errors import DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior
-from bayeskit.inference.generalized.losses.densities import (
+from bayeskit.inference.generalized.losses._densities import (
     AlphaDivergence,
     BetaDivergence,
     EmpiricalMass,

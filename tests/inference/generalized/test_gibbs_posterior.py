@@ -14,7 +14,7 @@ from scipy.stats import multivariate_normal
 from torch.distributions import constraints
 
 import bayeskit as bk
-from bayeskit.core.statistics import mean_error
+from bayeskit._core.statistics import mean_error
 from bayeskit.errors import (
     CoherenceError,
     DataError,

@@ -7,8 +7,8 @@ import torch
 
 from bayeskit.errors import CoherenceError, DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import losses
-from bayeskit.inference.generalized.exact import grid_posterior
-from bayeskit.inference.generalized.losses.prediction import Pinball
+from bayeskit.inference.generalized._exact import grid_posterior
+from bayeskit.inference.generalized.losses._prediction import Pinball
 
 X = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
 GRID = torch.arange(5.0, dtype=torch.float64)

@@ -21,8 +21,8 @@ from bayeskit.inference.generalized.calibrate import (
     safe_bayes,
     weighted_likelihood_bootstrap_matching,
 )
-from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
-from bayeskit.inference.generalized.losses.loss import PointwiseLoss
+from bayeskit.inference.generalized.losses._log_likelihood import NegativeLogLikelihood
+from bayeskit.inference.generalized.losses._loss import PointwiseLoss
 
 FOUR = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
 GRID = [0.05, 0.1, 0.2, 0.4, 0.8]

@@ -4,27 +4,27 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from bayeskit.inference._kernel_discrepancy import InverseMultiquadric, RadialBasis
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.densities import (
+from bayeskit.inference.generalized.losses._densities import (
     AlphaDivergence,
     BetaDivergence,
     EmpiricalMass,
     GammaDivergence,
     KernelDensity,
 )
-from bayeskit.inference.generalized.losses.loss import PointwiseLoss
-from bayeskit.inference.generalized.losses.mean_discrepancy import (
+from bayeskit.inference.generalized.losses._loss import PointwiseLoss
+from bayeskit.inference.generalized.losses._mean_discrepancy import (
     GaussianEmbedding,
     MaximumMeanDiscrepancy,
     Simulated,
 )
-from bayeskit.inference.generalized.losses.scores import (
+from bayeskit.inference.generalized.losses._scores import (
     DiscreteFisherDivergence,
     KernelSteinDiscrepancy,
     ScoreMatching,
     score_of,
 )
-from bayeskit.inference.kernel_discrepancy import InverseMultiquadric, RadialBasis
 
 REAL = torch.tensor([-1.0, 0.0, 0.5, 1.0, 3.0], dtype=torch.float64)
 COUNTS = torch.tensor([0.0, 1.0, 1.0, 4.0, 2.0], dtype=torch.float64)

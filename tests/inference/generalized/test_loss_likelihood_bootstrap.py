@@ -7,17 +7,17 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.generalized import bootstrap as module
-from bayeskit.inference.generalized.bootstrap import (
+from bayeskit.inference.generalized import _bootstrap as module
+from bayeskit.inference.generalized._bootstrap import (
     _minima_as_draws,
     _replicate_batches,
     dirichlet,
     loss_likelihood_bootstrap,
 )
-from bayeskit.inference.generalized.minimizer import Minimum, information_matrices
+from bayeskit.inference.generalized._minimizer import Minimum, information_matrices
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
 PRIOR = dist.Normal(torch.tensor(0.0, dtype=torch.float64), 5.0)

@@ -11,9 +11,9 @@ from torch.func import grad, jacrev, vmap
 
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
-from bayeskit.inference.generalized.losses.margin import Exponential, Hinge, Logistic
-from bayeskit.inference.generalized.losses.prediction import linear
+from bayeskit.inference.generalized.losses._log_likelihood import NegativeLogLikelihood
+from bayeskit.inference.generalized.losses._margin import Exponential, Hinge, Logistic
+from bayeskit.inference.generalized.losses._prediction import linear
 
 LOSSES = [Logistic, Hinge, Exponential]
 BETA = torch.tensor([0.3, -0.8], dtype=torch.float64)

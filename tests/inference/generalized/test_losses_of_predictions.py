@@ -12,7 +12,7 @@ from torch.func import grad, jacrev, vmap
 
 from bayeskit.errors import SettingsError
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.prediction import (
+from bayeskit.inference.generalized.losses._prediction import (
     Absolute,
     HalfSquared,
     Huber,

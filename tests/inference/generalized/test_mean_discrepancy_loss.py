@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
+from bayeskit.inference._kernel_discrepancy import InverseMultiquadric, RadialBasis, maximum_mean_discrepancy
 from bayeskit.inference.generalized import Flat, GibbsPosterior
-from bayeskit.inference.generalized.losses.mean_discrepancy import (
+from bayeskit.inference.generalized.losses._mean_discrepancy import (
     GaussianEmbedding,
     MaximumMeanDiscrepancy,
     Simulated,
 )
-from bayeskit.inference.kernel_discrepancy import InverseMultiquadric, RadialBasis, maximum_mean_discrepancy
 
 
 def double(*values):

@@ -9,9 +9,10 @@ from scipy.optimize import linprog
 from torch.distributions import constraints
 
 from bayeskit.errors import ShapeError
-from bayeskit.inference.generalized import Flat, GibbsPosterior, losses, minimizer
-from bayeskit.inference.generalized.losses.prediction import Pinball
-from bayeskit.inference.generalized.minimizer import WIDTHS, minimize, residual_spread
+from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+from bayeskit.inference.generalized import _minimizer as minimizer
+from bayeskit.inference.generalized._minimizer import WIDTHS, minimize, residual_spread
+from bayeskit.inference.generalized.losses._prediction import Pinball
 
 # Brownlee, K. A. (1965). Statistical theory and methodology in science and engineering, p. 454: air flow, water
 # temperature, acid concentration, stack loss of 21 days.

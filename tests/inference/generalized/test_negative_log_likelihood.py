@@ -11,7 +11,7 @@ from torch.func import grad, jacrev, vmap
 import bayeskit as bk
 from bayeskit.errors import DataError, ImproperPosteriorError, ModelError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior
-from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
+from bayeskit.inference.generalized.losses._log_likelihood import NegativeLogLikelihood
 
 X = torch.tensor([[0.5, 1.0], [1.0, -0.3], [-2.0, 0.4], [0.1, 0.1]], dtype=torch.float64)
 Y = torch.tensor([1.0, 0.0, 3.0, 2.0], dtype=torch.float64)

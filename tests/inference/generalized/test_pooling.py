@@ -6,9 +6,9 @@ import torch
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import DeepSets, GibbsPosterior, Max, Mean, Sum, losses
-from bayeskit.inference.generalized.checks import residual_mismatch
-from bayeskit.inference.generalized.minimizer import information_matrices, minimize
-from bayeskit.inference.generalized.posterior import as_pooling
+from bayeskit.inference.generalized._checks import residual_mismatch
+from bayeskit.inference.generalized._minimizer import information_matrices, minimize
+from bayeskit.inference.generalized._posterior import as_pooling
 
 X = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
 U = torch.linspace(-3, 6, 9, dtype=torch.float64)[:, None]

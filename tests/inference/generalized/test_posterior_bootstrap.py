@@ -10,8 +10,8 @@ from scipy.stats import beta
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.generalized import bootstrap as module
-from bayeskit.inference.generalized.bootstrap import posterior_bootstrap
+from bayeskit.inference.generalized import _bootstrap as module
+from bayeskit.inference.generalized._bootstrap import posterior_bootstrap
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
 PRIOR = dist.Normal(torch.tensor(0.0, dtype=torch.float64), 5.0)

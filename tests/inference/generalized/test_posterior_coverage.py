@@ -14,9 +14,9 @@ from torch import Tensor
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized import calibrate as own_weights_module
+from bayeskit.inference.generalized._coverage import ReplicatePosteriors, replicate_posteriors
+from bayeskit.inference.generalized._minimizer import minimize
 from bayeskit.inference.generalized.calibrate import bootstrap_counts, posterior_coverage, replicate_weights
-from bayeskit.inference.generalized.coverage import ReplicatePosteriors, replicate_posteriors
-from bayeskit.inference.generalized.minimizer import minimize
 
 N, R = 60, 300
 

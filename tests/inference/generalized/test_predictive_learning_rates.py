@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized.calibrate import held_out_predictive, safe_bayes

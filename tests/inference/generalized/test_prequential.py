@@ -11,10 +11,11 @@ from scipy.stats import t as student
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.cross_validation import prequential_score, prior_populations
-from bayeskit.inference.samplers import PopulationMoves, ResampleMove, populations
-from bayeskit.inference.samplers.population_moves import MoveInfo, PopulationHMC
-from bayeskit.inference.samplers.weighted_data import WeightedData, carry
+from bayeskit.inference.generalized._cross_validation import prequential_score, prior_populations
+from bayeskit.inference.samplers import PopulationMoves, ResampleMove
+from bayeskit.inference.samplers import _populations as populations
+from bayeskit.inference.samplers._population_moves import MoveInfo, PopulationHMC
+from bayeskit.inference.samplers._weighted_data import WeightedData, carry
 
 Y = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1, 1.1, 0.7], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0

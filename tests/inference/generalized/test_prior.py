@@ -8,7 +8,7 @@ from torch.distributions import constraints
 
 from bayeskit.errors import ImproperPosteriorError, ModelError, SettingsError, UnsupportedSiteError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.prior import Prior
+from bayeskit.inference.generalized._prior import Prior
 
 LIKE = torch.zeros((), dtype=torch.float64)
 X = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)

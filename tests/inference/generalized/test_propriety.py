@@ -8,7 +8,7 @@ from torch.distributions import constraints
 
 from bayeskit.errors import ImproperPosteriorError, SettingsError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.checks import propriety_check
+from bayeskit.inference.generalized._checks import propriety_check
 
 Y = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 _generator = torch.Generator().manual_seed(0)

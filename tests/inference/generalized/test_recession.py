@@ -8,9 +8,9 @@ from torch.distributions import constraints
 
 from bayeskit.errors import ImproperPosteriorError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized import prior as recession
-from bayeskit.inference.generalized.minimizer import minimize
-from bayeskit.inference.generalized.posterior import DeepSets
+from bayeskit.inference.generalized import _prior as recession
+from bayeskit.inference.generalized._minimizer import minimize
+from bayeskit.inference.generalized._posterior import DeepSets
 
 Y = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 _generator = torch.Generator().manual_seed(0)

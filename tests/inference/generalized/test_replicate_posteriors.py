@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.core.statistics import mean_error
+from bayeskit._core.statistics import mean_error
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.coverage import QuadraticFits, as_functional, replicate_posteriors
-from bayeskit.inference.generalized.posterior import Max
+from bayeskit.inference.generalized._coverage import QuadraticFits, as_functional, replicate_posteriors
+from bayeskit.inference.generalized._posterior import Max
 
 R, N = 30, 25
 
@@ -103,7 +103,7 @@ def test_a_loss_with_kinks_against_quadrature(limit) -> None:
 
 
 def test_a_wrong_proposal_density_fails(limit, monkeypatch) -> None:
-    import bayeskit.inference.generalized.coverage as module
+    import bayeskit.inference.generalized._coverage as module
 
     original = module._student
     monkeypatch.setattr(module, "_student", lambda *args: (original(*args)[0], -original(*args)[1]))
@@ -151,7 +151,7 @@ def test_a_skewed_posterior_against_a_sampler(limit) -> None:
 
 def test_a_narrow_proposal_is_fitted_anew(monkeypatch) -> None:
     """A curvature fifty times too large still ends at the closed form, within its own doubt."""
-    import bayeskit.inference.generalized.coverage as module
+    import bayeskit.inference.generalized._coverage as module
 
     original = module.hessian_of_loss
     monkeypatch.setattr(module, "hessian_of_loss", lambda *args: 50.0 * original(*args))
@@ -176,7 +176,7 @@ def test_levels_rise_with_the_weight() -> None:
 
 
 def test_losses_do_not_depend_on_chunks(monkeypatch) -> None:
-    import bayeskit.inference.generalized.coverage as module
+    import bayeskit.inference.generalized._coverage as module
 
     posterior = GibbsPosterior(Flat(), losses.Absolute(), normal(N))
     whole = replicate_posteriors(posterior, weights=counts(), num_draws=64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.minimizer import information_matrices, minimize, residual_spread
+from bayeskit.inference.generalized._minimizer import information_matrices, minimize, residual_spread
 
 _generator = torch.Generator().manual_seed(0)
 X = torch.randn(40, 2, generator=_generator, dtype=torch.float64)

@@ -5,10 +5,10 @@ import torch
 
 from bayeskit.errors import DataError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized import minimizer as sandwich
-from bayeskit.inference.generalized.checks import residual_mismatch
-from bayeskit.inference.generalized.losses.prediction import Pinball
-from bayeskit.inference.generalized.minimizer import hessian_of_loss, influence, information_matrices
+from bayeskit.inference.generalized import _minimizer as sandwich
+from bayeskit.inference.generalized._checks import residual_mismatch
+from bayeskit.inference.generalized._minimizer import hessian_of_loss, influence, information_matrices
+from bayeskit.inference.generalized.losses._prediction import Pinball
 
 
 def heteroskedastic(num_data=400, seed=0):

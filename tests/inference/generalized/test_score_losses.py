@@ -9,7 +9,7 @@ import torch
 
 from bayeskit.errors import DataError, ImproperPosteriorError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior
-from bayeskit.inference.generalized.losses.scores import DiscreteFisherDivergence, ScoreMatching
+from bayeskit.inference.generalized.losses._scores import DiscreteFisherDivergence, ScoreMatching
 
 
 def double(*values):

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from bayeskit.errors import CoherenceError, DataError, SettingsError, ShapeError
+from bayeskit.inference._kernel_discrepancy import InverseMultiquadric, RadialBasis
 from bayeskit.inference.generalized import GibbsPosterior
-from bayeskit.inference.generalized.losses.scores import (
+from bayeskit.inference.generalized.losses._scores import (
     GeneralInverseMultiquadric,
     KernelSteinDiscrepancy,
     own_derivatives,
     radial_derivatives,
     score_of,
 )
-from bayeskit.inference.kernel_discrepancy import InverseMultiquadric, RadialBasis
 
 KERNELS = (
     GeneralInverseMultiquadric(),

@@ -8,10 +8,10 @@ import torch
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference import gradients
-from bayeskit.inference.gradients import score_function as binary
-from bayeskit.inference.gradients import without_replacement as ratios
-from bayeskit.inference.gradients.score_function import importance_weighted_estimate
-from bayeskit.inference.gradients.space import Factorised, space_of
+from bayeskit.inference.gradients import _score_function as binary
+from bayeskit.inference.gradients import _without_replacement as ratios
+from bayeskit.inference.gradients._score_function import importance_weighted_estimate
+from bayeskit.inference.gradients._space import Factorised, space_of
 
 REPLICATES = 20_000
 DTYPE = torch.float64
@@ -121,7 +121,7 @@ def test_a_draw_from_outside_that_forgets_the_rest_is_seen(monkeypatch, limit):
 
 def test_a_multi_sample_gradient_of_another_sign_is_seen(monkeypatch, limit):
     monkeypatch.setattr(
-        "bayeskit.inference.gradients.score_function.importance_weighted_estimate",
+        "bayeskit.inference.gradients._score_function.importance_weighted_estimate",
         lambda values, score: importance_weighted_estimate(values, -score),
     )
     assert float(z_scores(gradients.VIMCO(2), *PROBLEMS["three bits"]).abs().max()) > limit(3)

@@ -7,11 +7,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.gradients import Enumeration, ScoreFunction, WeightedPoints, space_of
-from bayeskit.inference.gradients.relaxed import REBAR, RELAX, relaxed_draws
-from bayeskit.inference.gradients.space import Autoregressive
+from bayeskit.inference.gradients._relaxed import REBAR, RELAX, relaxed_draws
+from bayeskit.inference.gradients._space import Autoregressive
 
 REPLICATES = 20_000
 DTYPE = torch.float64

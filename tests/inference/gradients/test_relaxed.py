@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.distributions import RelaxedOneHotCategorical
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.gradients import Enumeration, space_of
-from bayeskit.inference.gradients.relaxed import Annealed, ExponentialDecay, GumbelSoftmax, StraightThrough
-from bayeskit.inference.gradients.space import Autoregressive
-from bayeskit.inference.objectives.evidence_lower_bound import Linear
+from bayeskit.inference.gradients._relaxed import Annealed, ExponentialDecay, GumbelSoftmax, StraightThrough
+from bayeskit.inference.gradients._space import Autoregressive
+from bayeskit.inference.objectives._evidence_lower_bound import Linear
 
 REPLICATES = 20_000
 DTYPE = torch.float64

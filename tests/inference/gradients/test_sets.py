@@ -10,11 +10,15 @@ import torch
 from scipy import stats
 
 from bayeskit.inference import gradients
-from bayeskit.inference.gradients import without_replacement
-from bayeskit.inference.gradients import without_replacement as ratios
-from bayeskit.inference.gradients import without_replacement as top_k
-from bayeskit.inference.gradients.space import space_of
-from bayeskit.inference.gradients.without_replacement import most_probable_codes, sample_outside, stochastic_beam_search
+from bayeskit.inference.gradients import _without_replacement as ratios
+from bayeskit.inference.gradients import _without_replacement as top_k
+from bayeskit.inference.gradients import _without_replacement as without_replacement
+from bayeskit.inference.gradients._space import space_of
+from bayeskit.inference.gradients._without_replacement import (
+    most_probable_codes,
+    sample_outside,
+    stochastic_beam_search,
+)
 
 DTYPE = torch.float64
 LOGITS = torch.tensor([0.3, -0.5, 1.1, 0.0, -1.2], dtype=DTYPE)
@@ -80,7 +84,7 @@ def test_variances_are_those_of_the_reference():
 def test_a_ratio_of_another_set_is_seen(monkeypatch):
     original = ratios.log_leave_one_out_ratios
     monkeypatch.setattr(
-        "bayeskit.inference.gradients.without_replacement.log_leave_one_out_ratios",
+        "bayeskit.inference.gradients._without_replacement.log_leave_one_out_ratios",
         lambda log_p, rest: original(log_p, rest - 0.05),
     )
     exact = gradients.Enumeration().estimate(LOGITS, VALUES)

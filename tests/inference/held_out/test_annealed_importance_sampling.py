@@ -7,13 +7,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.held_out import annealed_importance_sampling as package_level
 from bayeskit.inference.held_out import importance_sampling, sigmoid_schedule
-from bayeskit.inference.held_out.annealing import AnnealingPath, annealed_importance_sampling
-from bayeskit.inference.held_out.importance import already_validated
-from bayeskit.inference.objectives.latent_density import LatentDensity
+from bayeskit.inference.held_out._annealing import AnnealingPath, annealed_importance_sampling
+from bayeskit.inference.held_out._importance import already_validated
+from bayeskit.inference.objectives._latent_density import LatentDensity
 from bayeskit.inference.samplers import HMC
 from bayeskit.models.vae import LinearVAE
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayeskit.errors import ModelError, SettingsError
-from bayeskit.inference.held_out import annealing as bidirectional
+from bayeskit.inference.held_out import _annealing as bidirectional
 from bayeskit.inference.held_out import bidirectional_annealing
 
 DOUBLE = torch.float64

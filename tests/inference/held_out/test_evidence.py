@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import DataError, GuideError, UnknownNameError
 from bayeskit.inference.evidence import Budget
 from bayeskit.inference.held_out import by_evidence

@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from pyro import poutine
 
-from bayeskit.core.randomness import new_generator
-from bayeskit.core.statistics import independent_log_mean_exp_error, pareto_shape
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.statistics import independent_log_mean_exp_error, pareto_shape
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError
 from bayeskit.inference.held_out import (
     HeldOut,
@@ -18,8 +18,8 @@ from bayeskit.inference.held_out import (
     importance_sampling,
     mutual_information,
 )
-from bayeskit.inference.held_out.importance import _Weights
-from bayeskit.inference.objectives.drawing import Particles
+from bayeskit.inference.held_out._importance import _Weights
+from bayeskit.inference.objectives._drawing import Particles
 from bayeskit.models.vae import LinearVAE
 
 DOUBLE = torch.float64

@@ -8,10 +8,10 @@ import pytest
 import torch
 from pyro.distributions.transforms import AffineTransform
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError
+from bayeskit.inference.held_out import _information as module
 from bayeskit.inference.held_out import active_units, aggregate_kl, mutual_information
-from bayeskit.inference.held_out import information as module
 
 DOUBLE = torch.float64
 X = torch.randn(40, generator=new_generator(0, stream="data"), dtype=DOUBLE)

@@ -9,9 +9,9 @@ import torch
 from hierarchies import FLOAT, HEIGHTS, counted, gradient_error, marginal, points
 
 import bayeskit as bk
-from bayeskit.core import inputs
+from bayeskit._core import inputs as inputs
 from bayeskit.errors import SettingsError
-from bayeskit.inference.marginal import hessian
+from bayeskit.inference.marginal import _hessian as hessian
 
 
 def test_groups_and_chains_are_found():

@@ -12,7 +12,7 @@ from scipy.stats import norm, poisson
 
 import bayeskit as bk
 from bayeskit.errors import DrawsError
-from bayeskit.inference.marginal import hessian
+from bayeskit.inference.marginal import _hessian as hessian
 
 
 def field(y):

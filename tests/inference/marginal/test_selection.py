@@ -9,7 +9,7 @@ from hierarchies import FLOAT, HEIGHTS, counted, marginal, passed, trials
 import bayeskit as bk
 from bayeskit.errors import AccuracyWarning, InitializationError, ModelError
 from bayeskit.inference import evidence
-from bayeskit.inference.samplers.starts import starting_points
+from bayeskit.inference.samplers._starts import starting_points
 
 
 def two_humps(y):

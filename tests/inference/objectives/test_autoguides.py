@@ -10,9 +10,11 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoLowRankMultivariateNormal, AutoMultivariateNormal, AutoNormal
 
-from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, drawing, evidence_lower_bound
-from bayeskit.inference.objectives import drawing as terms
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG
+from bayeskit.inference.objectives import _drawing as drawing
+from bayeskit.inference.objectives import _drawing as terms
+from bayeskit.inference.objectives import _evidence_lower_bound as evidence_lower_bound
 
 COUNT = 3
 GUIDES = [AutoNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]

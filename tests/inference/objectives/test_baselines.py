@@ -7,11 +7,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.inference.gradients.score_function import leave_one_out_bound
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit.inference.gradients._score_function import leave_one_out_bound
 from bayeskit.inference.objectives import STL, VCD
-from bayeskit.inference.objectives import evidence_lower_bound as landing
-from bayeskit.inference.objectives import variational_contrastive_divergence as contrastive
+from bayeskit.inference.objectives import _evidence_lower_bound as landing
+from bayeskit.inference.objectives import _variational_contrastive_divergence as contrastive
 
 
 @pytest.fixture(autouse=True)

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit._core.statistics import effective_sample_size
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.objectives.constrained import (
+from bayeskit.inference.objectives._constrained import (
     GECO,
     LogLikelihoodConstraint,
     MeanSquaredError,
     updated_multiplier,
 )
-from bayeskit.inference.objectives.objective import Draw
+from bayeskit.inference.objectives._objective import Draw
 
 VARIANCE, DISTORTION, DIMENSIONS = 2.0, 0.3, 2
 RATE = 0.5 * math.log(VARIANCE / DISTORTION) * DIMENSIONS  # nats, the rate-distortion function
@@ -122,7 +122,7 @@ def test_a_multiplier_of_the_wrong_sign_misses_the_optimum(monkeypatch):
     def wrong(multiplier, average, rate, bounds):
         return updated_multiplier(multiplier, -average, rate, bounds)
 
-    monkeypatch.setattr("bayeskit.inference.objectives.constrained.updated_multiplier", wrong)
+    monkeypatch.setattr("bayeskit.inference.objectives._constrained.updated_multiplier", wrong)
     x, code = gaussian_data(), LinearCode()
     objective = GECO(MeanSquaredError("x", DISTORTION), 2, smoothing=0.9, rate=0.02)
     train(code, objective, x, 300)

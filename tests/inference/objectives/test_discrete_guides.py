@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.inference.gradients.score_function import importance_weighted_estimate
+from bayeskit.inference.gradients._score_function import importance_weighted_estimate
 from bayeskit.inference.objectives import IWAE
-from bayeskit.inference.objectives.evidence_lower_bound import STL
-from bayeskit.inference.objectives.importance_weighted import Renyi, leave_one_out_renyi, renyi_bound, renyi_estimate
-from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_exp
-from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep, reweighted_estimate
-from bayeskit.inference.objectives.sumo import SUMO, GeometricTail, sumo_estimate
-from bayeskit.inference.objectives.thermodynamic import thermodynamic_estimate
+from bayeskit.inference.objectives._evidence_lower_bound import STL
+from bayeskit.inference.objectives._importance_weighted import Renyi, leave_one_out_renyi, renyi_bound, renyi_estimate
+from bayeskit.inference.objectives._objective import log_mean_weight as log_mean_exp
+from bayeskit.inference.objectives._reweighted_wake_sleep import ReweightedWakeSleep, reweighted_estimate
+from bayeskit.inference.objectives._sumo import SUMO, GeometricTail, sumo_estimate
+from bayeskit.inference.objectives._thermodynamic import thermodynamic_estimate
 
 # z ~ Bernoulli(0.3), x given z ~ N(-1 or 1.5, 1), x = 0.7, guide Bernoulli with logit 0.4.
 LOG_MARGINAL = -1.879006

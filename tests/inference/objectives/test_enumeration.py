@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyro.infer import TraceEnum_ELBO
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError
 from bayeskit.inference.objectives import ELBO, IWAE
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE, Cyclical, Linear, infomax_weight
-from bayeskit.inference.objectives.objective import Draw
+from bayeskit.inference.objectives._objective import Draw
 
 ELBO_VALUE = -1.674299  # x = 1, q = N(0.2, 0.9), six digits
 KL_VALUE = -math.log(0.9) + (0.81 + 0.04 - 1) / 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError
 from bayeskit.inference.gradients import (
     DisARM,
@@ -21,11 +21,12 @@ from bayeskit.inference.gradients import (
     UnorderedSet,
     space_of,
 )
-from bayeskit.inference.gradients.relaxed import REBAR, RELAX, GumbelSoftmax, StraightThrough
-from bayeskit.inference.gradients.score_function import VIMCO, ControlVariate
-from bayeskit.inference.objectives import ELBO, IWAE, drawing
-from bayeskit.inference.objectives import drawing as terms
-from bayeskit.inference.objectives import drawing as weighting
+from bayeskit.inference.gradients._relaxed import REBAR, RELAX, GumbelSoftmax, StraightThrough
+from bayeskit.inference.gradients._score_function import VIMCO, ControlVariate
+from bayeskit.inference.objectives import ELBO, IWAE
+from bayeskit.inference.objectives import _drawing as drawing
+from bayeskit.inference.objectives import _drawing as terms
+from bayeskit.inference.objectives import _drawing as weighting
 
 REPLICATES = 20_000
 DTYPE = torch.float64

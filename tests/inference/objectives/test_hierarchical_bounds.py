@@ -8,11 +8,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, SettingsError
-from bayeskit.inference.objectives import hierarchical as module
-from bayeskit.inference.objectives.hierarchical import AuxiliaryELBO
-from bayeskit.inference.objectives.objective import Draw
+from bayeskit.inference.objectives import _hierarchical as module
+from bayeskit.inference.objectives._hierarchical import AuxiliaryELBO
+from bayeskit.inference.objectives._objective import Draw
 
 DOUBLE = torch.float64
 MEAN, SPREAD, NOISE = 0.2, 0.7, math.sqrt(0.81 - 0.49)  # the marginal is N(0.2, 0.9^2)

@@ -5,11 +5,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, SettingsError, ShapeError
-from bayeskit.inference.kernel_discrepancy import InverseMultiquadric, RadialBasis, maximum_mean_discrepancy
+from bayeskit.inference._kernel_discrepancy import InverseMultiquadric, RadialBasis, maximum_mean_discrepancy
 from bayeskit.inference.objectives import ELBO
-from bayeskit.inference.objectives.constrained import InfoVAE
+from bayeskit.inference.objectives._constrained import InfoVAE
 
 BANDWIDTH = 0.8
 
@@ -158,7 +158,7 @@ def test_several_sites_are_one_vector_a_datum(monkeypatch, num_particles):
         seen.append((x, y))
         return maximum_mean_discrepancy(x, y, kernel)
 
-    monkeypatch.setattr("bayeskit.inference.objectives.constrained.maximum_mean_discrepancy", watched)
+    monkeypatch.setattr("bayeskit.inference.objectives._constrained.maximum_mean_discrepancy", watched)
     x = torch.randn(6, 3)
     loss = InfoVAE(0.5, 2.0, num_particles=num_particles).loss(hierarchical_model, hierarchical_guide, x)
     assert math.isfinite(loss)

@@ -7,11 +7,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit._logdensity.transforms import bijection
 from bayeskit.errors import GuideError, SettingsError, ShapeError
-from bayeskit.inference.objectives.latent_density import LatentDensity
+from bayeskit.inference.objectives._latent_density import LatentDensity
 from bayeskit.inference.samplers import HMC
-from bayeskit.logdensity.transforms import bijection
 
 DOUBLE = torch.float64
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError
 from bayeskit.inference.objectives import ELBO, IWAE
-from bayeskit.inference.objectives.drawing import Gate
-from bayeskit.inference.objectives.evidence_lower_bound import STL
-from bayeskit.inference.objectives.importance_weighted import DReG, Renyi
-from bayeskit.inference.objectives.objective import Objective
-from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_exp
-from bayeskit.inference.objectives.thermodynamic import TVO, LogUniform
+from bayeskit.inference.objectives._drawing import Gate
+from bayeskit.inference.objectives._evidence_lower_bound import STL
+from bayeskit.inference.objectives._importance_weighted import DReG, Renyi
+from bayeskit.inference.objectives._objective import Objective
+from bayeskit.inference.objectives._objective import log_mean_weight as log_mean_exp
+from bayeskit.inference.objectives._thermodynamic import TVO, LogUniform
 
 # z ~ N(0, 1), x given z ~ N(slope z, 1), x = 1, guide N(0.2, 0.9).
 LOG_MARGINAL, LOWER_BOUND = -1.515512, -1.674299

@@ -10,11 +10,11 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch.distributions import kl_divergence
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import LossError, ModelError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE, VCD, ReweightedWakeSleep
-from bayeskit.inference.objectives import drawing as terms
-from bayeskit.inference.objectives.drawing import site_log_density
+from bayeskit.inference.objectives import _drawing as terms
+from bayeskit.inference.objectives._drawing import site_log_density
 
 DATA = torch.linspace(-2, 2, 5, dtype=torch.float64)
 

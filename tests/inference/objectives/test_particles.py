@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE
-from bayeskit.inference.objectives.drawing import Gate, site_log_density
-from bayeskit.inference.objectives.objective import Draw
+from bayeskit.inference.objectives._drawing import Gate, site_log_density
+from bayeskit.inference.objectives._objective import Draw
 
 DATA = torch.tensor([0.3, -1.2, 2.5, 0.9, 0.1], dtype=torch.float64)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.objectives import IWAE
-from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep
+from bayeskit.inference.objectives._reweighted_wake_sleep import ReweightedWakeSleep
 
 # z ~ N(0, 1), x given z ~ N(slope z, 1), x = 1; guide N(tilt x + shift, sd).
 START = {"slope": 1.3, "tilt": 0.4, "shift": 0.1, "log_sd": -0.2}
@@ -65,7 +65,7 @@ def test_the_sleep_update_dreams_of_data(named, limit):
 
 def test_a_sleep_update_on_the_given_data_is_noticed(limit, monkeypatch):
     # The mutation: the model's latent variables, but the data that were given.
-    monkeypatch.setattr("bayeskit.inference.objectives.reweighted_wake_sleep._put", lambda *_: None)
+    monkeypatch.setattr("bayeskit.inference.objectives._reweighted_wake_sleep._put", lambda *_: None)
     objective = ReweightedWakeSleep(2, wake_phi=0.0, sleep_phi=1.0, observed={"x": 0})
     assert max(map(abs, z_scores(gradients(objective), exact_sleep()))) > limit(3)
 

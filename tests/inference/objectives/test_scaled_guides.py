@@ -14,9 +14,9 @@ from torch.distributions import Normal, kl_divergence
 
 from bayeskit.errors import GuideError, ModelError
 from bayeskit.inference.objectives import ELBO, GECO, IWAE, TVO, VCD, AuxiliaryELBO, DReG
-from bayeskit.inference.objectives.constrained import MeanSquaredError
-from bayeskit.inference.objectives.objective import Draw
-from bayeskit.inference.objectives.thermodynamic import LogUniform
+from bayeskit.inference.objectives._constrained import MeanSquaredError
+from bayeskit.inference.objectives._objective import Draw
+from bayeskit.inference.objectives._thermodynamic import LogUniform
 
 F64 = torch.float64
 COPIES = 300

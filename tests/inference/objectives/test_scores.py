@@ -10,8 +10,9 @@ import pytest
 import torch
 from pyro import poutine
 
-from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.inference.objectives import ELBO, drawing
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit.inference.objectives import ELBO
+from bayeskit.inference.objectives import _drawing as drawing
 
 REPLICATES = 6000
 DATA = torch.tensor([1.0, -2.0, 0.3], dtype=torch.float64)

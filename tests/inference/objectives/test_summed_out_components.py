@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError
 from bayeskit.inference.objectives import (
     ELBO,
@@ -22,9 +22,11 @@ from bayeskit.inference.objectives import (
     LogLikelihoodConstraint,
     Renyi,
     ReweightedWakeSleep,
-    drawing,
 )
-from bayeskit.inference.objectives import drawing as enumeration
+from bayeskit.inference.objectives import (
+    _drawing as drawing,
+)
+from bayeskit.inference.objectives import _drawing as enumeration
 
 DATA = torch.linspace(-2, 2, 6, dtype=torch.float64)
 LOCATIONS = torch.tensor([-1.0, 2.0], dtype=torch.float64)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_exp
-from bayeskit.inference.objectives.sumo import SUMO, GeometricTail, ReciprocalTail, Tail, sumo_estimate
+from bayeskit.inference.objectives._objective import log_mean_weight as log_mean_exp
+from bayeskit.inference.objectives._sumo import SUMO, GeometricTail, ReciprocalTail, Tail, sumo_estimate
 
 ONE = torch.ones(1, dtype=torch.float64)
 LOG_MARGINAL = -1.515512  # z ~ N(0, 1), x given z ~ N(z, 1), x = 1, guide N(0.2, 0.9)

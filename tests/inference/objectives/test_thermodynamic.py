@@ -8,7 +8,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from bayeskit.errors import SettingsError
-from bayeskit.inference.objectives.thermodynamic import (
+from bayeskit.inference.objectives._thermodynamic import (
     TVO,
     EqualMoments,
     LogUniform,

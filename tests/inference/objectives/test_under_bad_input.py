@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, LossError, ModelError, SettingsError
 from bayeskit.inference.objectives import (
     ELBO,
@@ -17,7 +17,7 @@ from bayeskit.inference.objectives import (
     LogLikelihoodConstraint,
     MeanSquaredError,
 )
-from bayeskit.inference.objectives import objective as module
+from bayeskit.inference.objectives import _objective as module
 
 X = torch.linspace(-1.0, 1.0, 4, dtype=torch.float64)
 MEANS, WEIGHTS = torch.tensor([-1.0, 2.0], dtype=torch.float64), torch.tensor([0.4, 0.6], dtype=torch.float64)

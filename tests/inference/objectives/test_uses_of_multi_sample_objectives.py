@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.inference.objectives.evidence_lower_bound import STL
-from bayeskit.inference.objectives.importance_weighted import DReG, Renyi
-from bayeskit.inference.objectives.reweighted_wake_sleep import ReweightedWakeSleep
-from bayeskit.inference.objectives.sumo import SUMO
-from bayeskit.inference.objectives.thermodynamic import TVO, EqualMoments, LogUniform
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit.inference.objectives._evidence_lower_bound import STL
+from bayeskit.inference.objectives._importance_weighted import DReG, Renyi
+from bayeskit.inference.objectives._reweighted_wake_sleep import ReweightedWakeSleep
+from bayeskit.inference.objectives._sumo import SUMO
+from bayeskit.inference.objectives._thermodynamic import TVO, EqualMoments, LogUniform
 
 X = torch.tensor([1.0, -0.5, 2.0, 0.3, -1.2, 0.8])
 

@@ -9,10 +9,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import GuideError, SettingsError
-from bayeskit.inference.objectives import variational_contrastive_divergence as module
-from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
+from bayeskit.inference.objectives import _variational_contrastive_divergence as module
+from bayeskit.inference.objectives._variational_contrastive_divergence import VCD
 from bayeskit.inference.samplers import HMC
 
 MEAN, SCALE, RHO = 1.2, 0.7, 0.6

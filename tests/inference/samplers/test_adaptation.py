@@ -5,12 +5,12 @@ import torch
 from scipy.optimize import brentq
 
 import bayeskit as bk
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers import HMC, Adaptation, ChEES, Control, LongestAxis, Metric, RunSettings, run
-from bayeskit.inference.samplers.adaptation import FLOOR, DualAveraging
-from bayeskit.inference.samplers.hmc import HMCInfo
-from bayeskit.inference.samplers.metric import Moments, Window
+from bayeskit.inference.samplers._adaptation import FLOOR, DualAveraging
+from bayeskit.inference.samplers._hmc import HMCInfo
+from bayeskit.inference.samplers._metric import Moments, Window
 
 FAILURE_RATE = 1e-5
 # Groups adapt apart and are replicates of each other. The chains of a window move by a kernel that still adapts to

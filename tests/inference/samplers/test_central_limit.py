@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.special import digamma, polygamma
 
 import bayeskit as bk
-from bayeskit.core.statistics import mean_error
+from bayeskit._core.statistics import mean_error
 from bayeskit.errors import SamplingWarning
 
 

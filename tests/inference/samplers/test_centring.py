@@ -11,11 +11,11 @@ from scipy.special import logsumexp
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.statistics import effective_sample_size
+from bayeskit._logdensity.centring import Locations
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers import NUTS, Adaptation, Convergence
-from bayeskit.inference.samplers.centring import Centring, best_centredness, divergence
-from bayeskit.logdensity.centring import Locations
+from bayeskit.inference.samplers._centring import Centring, best_centredness, divergence
 
 
 def hierarchy(y, noise):

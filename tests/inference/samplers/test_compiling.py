@@ -12,7 +12,9 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.compiler import cost, inductor, native_library
+from bayeskit._compiler import cost as cost
+from bayeskit._compiler import inductor as inductor
+from bayeskit._compiler import native_library as native_library
 from bayeskit.errors import BudgetError, CompilationWarning, SamplingWarning
 from bayeskit.inference.samplers import (
     HMC,
@@ -24,7 +26,7 @@ from bayeskit.inference.samplers import (
     sample_smc,
     sample_with_pyro,
 )
-from bayeskit.inference.samplers.driver import drive
+from bayeskit.inference.samplers._driver import drive
 
 # A thread that is told to end in the callback of a weak reference loses what it was told, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -35,7 +37,7 @@ SMALL = {"num_chains": 3, "num_warmup": 30, "num_samples": 20, "seed": 5, "progr
 @pytest.fixture(autouse=True)
 def no_density_is_small(monkeypatch):
     """Have all compiled by inductor, also those that C++ over rows would serve."""
-    monkeypatch.setattr("bayeskit.compiler.engine.row_source", lambda *_: None)
+    monkeypatch.setattr("bayeskit._compiler.engine.row_source", lambda *_: None)
     monkeypatch.setattr(native_library, "compiler", lambda: "g++")  # most compilers here are only pretended
 
 
@@ -146,7 +148,7 @@ def test_the_last_move_of_smc_does_not_wait_for_the_compiler(hang, tmp_path, mon
     monkeypatch.setattr(inductor, "MAX_COMPILE_SECONDS", 10.0)  # a run that waits fails soon
     with monkeypatch.context() as patch, pytest.warns(SamplingWarning, match=r"after (\d+) of \1 stages; the same"):
         if ended == "while it compiles":
-            patch.setattr("bayeskit.core.progress.time.monotonic", lambda: now[0])
+            patch.setattr("bayeskit._core.progress.time.monotonic", lambda: now[0])
         budget = {"by Ctrl-C": None, "before": 1e-6, "while it compiles": 50.0}[ended]
         cut = sample_smc(compiling(), **settings, time_budget=budget)
     hanging.released.set()
@@ -349,7 +351,7 @@ def compiling_shows(monkeypatch, seconds):
 
         return call
 
-    monkeypatch.setattr("bayeskit.compiler.engine.compile_graph", compile_graph)
+    monkeypatch.setattr("bayeskit._compiler.engine.compile_graph", compile_graph)
     monkeypatch.setattr(cost, "COMPILE_SECONDS", seconds)
     monkeypatch.setattr(cost, "COMPILE_SECONDS_PER_NODE", 0.0)
     return sizes

@@ -19,7 +19,7 @@ from bayeskit.inference.samplers import (
     MinibatchTarget,
     sample_stochastic_gradient,
 )
-from bayeskit.inference.samplers.minibatch import AnchoredRows
+from bayeskit.inference.samplers._minibatch import AnchoredRows
 
 _generator = torch.Generator().manual_seed(3)
 NUM_DATA = 6

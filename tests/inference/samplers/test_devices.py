@@ -30,12 +30,12 @@ from bayeskit.inference.samplers import (
     RunSettings,
     sample_ladder,
 )
-from bayeskit.inference.samplers.chains import PriorDraws, Tempering, TemperingState
-from bayeskit.inference.samplers.nested import TICKS_BETWEEN_CHECKS
-from bayeskit.inference.samplers.nuts import LEAVES_PER_LOOK_ELSEWHERE
-from bayeskit.inference.samplers.populations import PopulationMoves, ResampleMove, SMCState
-from bayeskit.inference.samplers.smc import AdaptiveTempering, Stage, TemperedPopulations
-from bayeskit.inference.samplers.stochastic_gradient import settled
+from bayeskit.inference.samplers._chains import PriorDraws, Tempering, TemperingState
+from bayeskit.inference.samplers._nested import TICKS_BETWEEN_CHECKS
+from bayeskit.inference.samplers._nuts import LEAVES_PER_LOOK_ELSEWHERE
+from bayeskit.inference.samplers._populations import PopulationMoves, ResampleMove, SMCState
+from bayeskit.inference.samplers._smc import AdaptiveTempering, Stage, TemperedPopulations
+from bayeskit.inference.samplers._stochastic_gradient import settled
 
 DEVICES = [
     "cpu",
@@ -253,7 +253,7 @@ def test_warm_up_looks_once_at_most(target, kernel, reads, metric):
 def test_exchanges_look_at_nothing(target, monkeypatch):
     """The looks of a warm-up are those of its steps and windows; prior draws come from the host a block at a time."""
     block = 16
-    monkeypatch.setattr("bayeskit.inference.samplers.chains.BLOCK", block)
+    monkeypatch.setattr("bayeskit.inference.samplers._chains.BLOCK", block)
     beta, place = zeros(12), zeros(4, 4, dtype=torch.int64)
     chains = Chains(target, Adaptation(HMC(beta=beta), 20, num_groups=3, metric="diagonal"), RunSettings(12, 20, 60))
     tempering = Tempering(chains, PriorDraws(target, 4, seed=0))

@@ -9,7 +9,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
-from bayeskit.inference.samplers.diagnosis import problems, problems_in_tails
+from bayeskit.inference.samplers._diagnosis import problems, problems_in_tails
 
 DOUBLE = torch.float64
 

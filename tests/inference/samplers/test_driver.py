@@ -10,11 +10,12 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.progress import look
+from bayeskit._core.progress import look
 from bayeskit.errors import BudgetError, CheckpointError, CheckpointWarning, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.samplers import HMC, Adaptation, Control, Convergence, RunSettings, drive, driver, run
-from bayeskit.inference.samplers.driver import Records
+from bayeskit.inference.samplers import HMC, Adaptation, Control, Convergence, RunSettings, drive, run
+from bayeskit.inference.samplers import _driver as driver
+from bayeskit.inference.samplers._driver import Records
 
 QUIET = Control(progress=False)
 
@@ -147,7 +148,7 @@ def test_a_step_that_looks_is_dropped_and_left_to_the_next_run(tmp_path):
 
 def test_a_start_that_is_cut_short_has_nothing_to_return(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: now[0])
 
     def start(self, generator):
         now[0] += 10.0
@@ -182,7 +183,7 @@ def test_a_thread_may_drive_too():
 def test_a_time_budget_ends_the_run_and_the_next_call_goes_on(tmp_path, monkeypatch):
     """The clock stands still but for one leap in step 5."""
     now = [0.0]
-    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: now[0])
 
     def leap():
         now[0] += 100.0
@@ -197,7 +198,7 @@ def test_a_time_budget_ends_the_run_and_the_next_call_goes_on(tmp_path, monkeypa
 
 def test_seconds_count_over_all_parts(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: now[0])
 
     def pass_time(seconds):
         now[0] += seconds
@@ -379,7 +380,7 @@ def test_a_time_budget_too_short_for_the_warm_up_says_so(tmp_path):
 
 def test_draws_count_the_seconds_of_all_parts(tmp_path, monkeypatch):
     ticks = itertools.count()  # a clock that moves whenever it is read, however busy the machine
-    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: float(next(ticks)))
     target = exact.get("beta_binomial").target()
     counting = _Interrupting(target, 0)  # never
     bk.sample(counting, 4, 50, 400, progress=False)

@@ -19,9 +19,9 @@ from bayeskit.inference.samplers import (
     sample_smc,
     sample_stochastic_gradient,
 )
-from bayeskit.inference.samplers import smc as smc_run
-from bayeskit.inference.samplers.smc import AdaptiveTempering, Replicates
-from bayeskit.inference.samplers.stochastic_gradient import StochasticGradientRun
+from bayeskit.inference.samplers import _smc as smc_run
+from bayeskit.inference.samplers._smc import AdaptiveTempering, Replicates
+from bayeskit.inference.samplers._stochastic_gradient import StochasticGradientRun
 
 LONG = 100.0
 
@@ -30,7 +30,7 @@ LONG = 100.0
 def clock(monkeypatch):
     """A clock that stands still unless told."""
     now = [0.0]
-    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: now[0])
 
     def pass_time(seconds=LONG):
         now[0] += seconds

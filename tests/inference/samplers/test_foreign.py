@@ -10,10 +10,10 @@ import torch
 from scipy.special import digamma, polygamma
 
 import bayeskit as bk
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.statistics import effective_sample_size
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, SlowModelWarning
-from bayeskit.inference.samplers import pyro_nuts as foreign
-from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
+from bayeskit.inference.samplers import _pyro_nuts as foreign
+from bayeskit.inference.samplers._pyro_nuts import sample_with_pyro
 
 
 def scores(draws):
@@ -182,7 +182,7 @@ def test_where_no_chain_is_complete_the_draws_of_the_first_are_returned(tmp_path
 
 def test_a_time_budget_is_looked_at_in_every_iteration(monkeypatch, whole):
     now = [0.0]
-    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: now[0])
 
     def pass_time():
         now[0] += 100.0

@@ -15,7 +15,7 @@ import torch
 from cloudpickle import dumps
 
 import bayeskit as bk
-from bayeskit.core.statistics import mean_error
+from bayeskit._core.statistics import mean_error
 from bayeskit.errors import (
     BudgetError,
     CheckpointError,
@@ -26,7 +26,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference import evidence
 from bayeskit.inference.samplers import HMC, Chains, Control, Convergence, RunSettings, sample_ladder
-from bayeskit.inference.samplers import sampling as module
+from bayeskit.inference.samplers import _sampling as module
 
 SHORT = {"num_chains": 4, "num_warmup": 20, "num_samples": 10, "seed": 3, "progress": False}
 
@@ -78,7 +78,7 @@ def test_what_a_target_was_used_for_before_does_not_matter(target, monkeypatch):
 
         return call
 
-    monkeypatch.setattr("bayeskit.compiler.engine.compile_graph", compile_graph)
+    monkeypatch.setattr("bayeskit._compiler.engine.compile_graph", compile_graph)
     used = bk.exact.get("linreg10").target()
     used.compile = True
     used.value_and_grad(torch.zeros(3, 10, dtype=torch.float64))
@@ -213,7 +213,7 @@ def passes_time(calls, monkeypatch):
         now[0] += calls.get(next(count), 0.0)
         return advance(self, *arguments)
 
-    monkeypatch.setattr("bayeskit.inference.samplers.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: now[0])
     monkeypatch.setattr(Chains, "advance", waits)
 
 

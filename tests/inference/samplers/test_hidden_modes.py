@@ -11,9 +11,9 @@ import torch
 
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
-from bayeskit.inference.known_modes import KnownModes
-from bayeskit.inference.samplers.hidden_modes import hidden_modes
-from bayeskit.inference.samplers.sampling import _RunGroup
+from bayeskit.inference._known_modes import KnownModes
+from bayeskit.inference.samplers._hidden_modes import hidden_modes
+from bayeskit.inference.samplers._sampling import _RunGroup
 
 DOUBLE = torch.float64
 

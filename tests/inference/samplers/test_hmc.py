@@ -9,7 +9,7 @@ from scipy.special import digamma, polygamma
 from scipy.stats import kstest, norm
 
 import bayeskit as bk
-from bayeskit.core.statistics import mean_error
+from bayeskit._core.statistics import mean_error
 from bayeskit.errors import SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.samplers import HMC, Adaptation, Control, Metric, RunSettings, run
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.compiler.native_evaluator import NativeEvaluator
+from bayeskit._compiler.native_evaluator import NativeEvaluator
 from bayeskit.errors import ShapeError
 from bayeskit.inference.samplers import HMC, Metric
-from bayeskit.inference.samplers.hmc import integrate
+from bayeskit.inference.samplers._hmc import integrate
 
 KICKS = [1.0, 1.0, 0.6, 0.5]
 
@@ -70,7 +70,7 @@ def test_long_paths_are_several_calls_with_the_same_bits(monkeypatch):
     target, metric = quartic(), metrics(torch.float64)["dense"]
     evaluate = target._engine.evaluator(6, 1, True)
     whole = integrate(evaluate, metric, *start(torch.float64), 1.0, KICKS)
-    monkeypatch.setattr("bayeskit.compiler.native_evaluator.MAX_EVALUATIONS", 7)
+    monkeypatch.setattr("bayeskit._compiler.native_evaluator.MAX_EVALUATIONS", 7)
     parts = integrate(evaluate, metric, *start(torch.float64), 1.0, KICKS)
     for a, b in zip((*whole[:2], *whole[2], whole[3]), (*parts[:2], *parts[2], parts[3]), strict=True):
         assert torch.equal(a, b)
@@ -119,7 +119,7 @@ def test_compiled_paths_turn_round_as_those_of_the_graph(kind, monkeypatch):
     kernel = HMC(step_size=0.4, beta=beta)
     found = []
     for compile, most in ((False, 2000), (True, 2000), (True, 7)):
-        monkeypatch.setattr("bayeskit.compiler.native_evaluator.MAX_EVALUATIONS", most)
+        monkeypatch.setattr("bayeskit._compiler.native_evaluator.MAX_EVALUATIONS", most)
         target.compile = compile
         state = kernel.init(target, q)
         assert float(state.log_density[1]) == -math.inf

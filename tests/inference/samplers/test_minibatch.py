@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 
 import bayeskit as bk
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, SlowModelWarning, UnsupportedSiteError
-from bayeskit.inference.samplers import minibatch as _minibatch_density
-from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
+from bayeskit.inference.samplers import _minibatch as _minibatch_density
+from bayeskit.inference.samplers._minibatch import Epochs, IndependentRows, MinibatchTarget
 
 NUM_DATA, BATCH_SIZE = 24, 4
 _generator = torch.Generator().manual_seed(3)

@@ -9,8 +9,8 @@ from scipy.stats import chi2, kstest
 
 import bayeskit as bk
 from bayeskit.errors import BayeskitError, BudgetError, CheckpointError, DataError, InitializationError, SettingsError
-from bayeskit.inference.samplers import nested
-from bayeskit.inference.samplers.nested import (
+from bayeskit.inference.samplers import _nested as nested
+from bayeskit.inference.samplers._nested import (
     ConstrainedSlice,
     NestedSampler,
     SliceInfo,

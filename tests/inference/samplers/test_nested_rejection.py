@@ -7,10 +7,10 @@ import torch
 from scipy.stats import chi2
 
 import bayeskit as bk
-from bayeskit.exact.neals_funnel import neals_funnel
-from bayeskit.inference.samplers import nested
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedSampler, SliceInfo, draw_above, sample_nested
+from bayeskit.exact._neals_funnel import neals_funnel
+from bayeskit.inference.samplers import _nested as nested
+from bayeskit.inference.samplers._metric import Metric
+from bayeskit.inference.samplers._nested import ConstrainedSlice, NestedSampler, SliceInfo, draw_above, sample_nested
 
 F64 = torch.float64
 

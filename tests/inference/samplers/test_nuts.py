@@ -6,16 +6,16 @@ from scipy.special import digamma, polygamma
 from scipy.stats import gamma, kstest
 
 import bayeskit as bk
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.statistics import effective_sample_size
 from bayeskit.errors import SettingsError
-from bayeskit.inference.samplers import nuts
-from bayeskit.inference.samplers import nuts as compiled_doubling
-from bayeskit.inference.samplers import nuts as doubling
-from bayeskit.inference.samplers.adaptation import Adaptation
-from bayeskit.inference.samplers.chains import Chains, RunSettings
-from bayeskit.inference.samplers.driver import Control, drive
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.nuts import NUTS, CompiledGrowth
+from bayeskit.inference.samplers import _nuts as compiled_doubling
+from bayeskit.inference.samplers import _nuts as doubling
+from bayeskit.inference.samplers import _nuts as nuts
+from bayeskit.inference.samplers._adaptation import Adaptation
+from bayeskit.inference.samplers._chains import Chains, RunSettings
+from bayeskit.inference.samplers._driver import Control, drive
+from bayeskit.inference.samplers._metric import Metric
+from bayeskit.inference.samplers._nuts import NUTS, CompiledGrowth
 
 DENSE = Metric.dense(torch.tensor([[0.4, 0.3], [0.3, 0.5]], dtype=torch.float64))
 

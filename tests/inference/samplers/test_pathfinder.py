@@ -9,10 +9,10 @@ import torch
 from scipy.stats import chi2, norm
 
 import bayeskit as bk
-from bayeskit.core.randomness import new_generator
-from bayeskit.core.statistics import mean_error
-from bayeskit.inference.optimize import lbfgs_path
-from bayeskit.inference.samplers.starts import pathfinder
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.statistics import mean_error
+from bayeskit.inference._optimize import lbfgs_path
+from bayeskit.inference.samplers._starts import pathfinder
 
 DOUBLE = torch.float64
 FAILURE_RATE = 1e-5

@@ -37,8 +37,8 @@ from bayeskit.inference.samplers import (
     sample_smc,
     sample_with_pyro,
 )
-from bayeskit.inference.samplers.chains import Chains
-from bayeskit.inference.samplers.sampling import _starting_points
+from bayeskit.inference.samplers._chains import Chains
+from bayeskit.inference.samplers._sampling import _starting_points
 
 #: A server that imports once and from then on only forks, itself without a thread and having computed nothing.
 FORKS = multiprocessing.get_context("forkserver")

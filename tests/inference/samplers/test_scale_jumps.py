@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.statistics import effective_sample_size
+from bayeskit._core.statistics import effective_sample_size
 from bayeskit.inference.samplers import HMC
-from bayeskit.inference.samplers.chains import Chains
-from bayeskit.inference.samplers.scale_jumps import Proposal, ScaleJumps, jump, scale_jumps, within_reach
+from bayeskit.inference.samplers._chains import Chains
+from bayeskit.inference.samplers._scale_jumps import Proposal, ScaleJumps, jump, scale_jumps, within_reach
 
 DOUBLE = torch.float64
 BULK, HEIGHT, NEAR, FAR = 0.4, -4.0, 4.0, 40.0  # a plateau of the log scale, beside a normal bulk about zero

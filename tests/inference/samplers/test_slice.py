@@ -7,8 +7,8 @@ from scipy.stats import gamma, kstest, norm
 
 import bayeskit as bk
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.nested import ConstrainedSlice
+from bayeskit.inference.samplers._metric import Metric
+from bayeskit.inference.samplers._nested import ConstrainedSlice
 
 CUT = 1.0
 

@@ -21,12 +21,12 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.inference.samplers.hmc import HMC
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.population_moves import PopulationHMC
-from bayeskit.inference.samplers.populations import SMCState, learn_metric, start_populations
-from bayeskit.inference.samplers.smc import SMCSchedule, Stage, sample_smc
-from bayeskit.inference.samplers.weighted_particles import (
+from bayeskit.inference.samplers._hmc import HMC
+from bayeskit.inference.samplers._metric import Metric
+from bayeskit.inference.samplers._population_moves import PopulationHMC
+from bayeskit.inference.samplers._populations import SMCState, learn_metric, start_populations
+from bayeskit.inference.samplers._smc import SMCSchedule, Stage, sample_smc
+from bayeskit.inference.samplers._weighted_particles import (
     conditional_share,
     effective_share,
     next_temperature,

@@ -11,14 +11,14 @@ import scipy.stats
 import torch
 
 import bayeskit as bk
-from bayeskit.core.randomness import new_generator
-from bayeskit.core.statistics import effective_sample_size, r_hat
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.statistics import effective_sample_size, r_hat
 from bayeskit.errors import DataError, InitializationError, SamplingWarning
-from bayeskit.inference.evidence.judging.chains import posterior_problems
-from bayeskit.inference.samplers.adaptation import Adaptation
-from bayeskit.inference.samplers.chains import RunSettings, run
-from bayeskit.inference.samplers.hmc import HMC
-from bayeskit.inference.samplers.starts import local_scale, scaled_starting_points, starting_points
+from bayeskit.inference.evidence.judging._chains import posterior_problems
+from bayeskit.inference.samplers._adaptation import Adaptation
+from bayeskit.inference.samplers._chains import RunSettings, run
+from bayeskit.inference.samplers._hmc import HMC
+from bayeskit.inference.samplers._starts import local_scale, scaled_starting_points, starting_points
 
 DOUBLE = torch.float64
 DEVIATIONS = torch.tensor([1.0, 0.1, 10.0, 3.0], dtype=DOUBLE)

@@ -5,11 +5,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.inference.samplers import stochastic_gradient as sghmc
-from bayeskit.inference.samplers import stochastic_gradient as sgld
-from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
-from bayeskit.inference.samplers.stochastic_gradient import (
+from bayeskit.inference.samplers import _stochastic_gradient as sghmc
+from bayeskit.inference.samplers import _stochastic_gradient as sgld
+from bayeskit.inference.samplers._metric import Metric
+from bayeskit.inference.samplers._minibatch import Epochs, IndependentRows, MinibatchTarget
+from bayeskit.inference.samplers._stochastic_gradient import (
     SGHMC,
     SGLD,
     Polynomial,

@@ -17,8 +17,8 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget
-from bayeskit.inference.samplers.stochastic_gradient import (
+from bayeskit.inference.samplers._minibatch import Epochs, IndependentRows, MinibatchTarget
+from bayeskit.inference.samplers._stochastic_gradient import (
     SGHMC,
     SGLD,
     Constant,

@@ -8,7 +8,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import InitializationError
 from bayeskit.inference.samplers import sample_ladder
-from bayeskit.inference.samplers.starts import TemperedStarts, starting_points
+from bayeskit.inference.samplers._starts import TemperedStarts, starting_points
 
 LEVELS = torch.linspace(0, 1, 21, dtype=torch.float64)[1:] ** 3
 CHAINS = 200

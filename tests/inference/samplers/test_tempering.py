@@ -7,13 +7,13 @@ import torch
 from scipy.stats import t as student
 
 import bayeskit as bk
-from bayeskit.core.statistics import mean_error
-from bayeskit.draws import Draws
+from bayeskit._core.statistics import mean_error
+from bayeskit._draws import Draws
 from bayeskit.errors import CheckpointError, SamplingWarning, SettingsError
 from bayeskit.inference import evidence
 from bayeskit.inference.samplers import HMC, Adaptation, Chains, Control, Ladder, RunSettings, sample_ladder
-from bayeskit.inference.samplers.chains import PriorDraws, Tempering
-from bayeskit.inference.samplers.ladder import Exchange
+from bayeskit.inference.samplers._chains import PriorDraws, Tempering
+from bayeskit.inference.samplers._ladder import Exchange
 
 PRIOR_SCALE, WIDTH = 5.0, 0.5
 MODES = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
@@ -109,7 +109,7 @@ class _Backwards(Tempering):
 
 
 def test_a_dropped_sign_is_noticed(bimodal, monkeypatch, limit):
-    monkeypatch.setattr(sys.modules["bayeskit.inference.samplers.chains"], "Tempering", _Backwards)
+    monkeypatch.setattr(sys.modules["bayeskit.inference.samplers._chains"], "Tempering", _Backwards)
     ladder = sample_ladder(bimodal, 10, 8, 100, 500, seed=1, exchange=True, progress=False)
     z = evidence.stepping_stone(bimodal, ladder)
     assert abs(z.log_evidence - exact_bimodal()[0]) > limit() * z.standard_error

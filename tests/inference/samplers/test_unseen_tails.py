@@ -10,7 +10,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.inference.evidence import bridge_sampling
-from bayeskit.inference.samplers.unseen_tails import unseen_tails
+from bayeskit.inference.samplers._unseen_tails import unseen_tails
 
 DOUBLE = torch.float64
 BULK, HEIGHT, NEAR, FAR = 0.4, -5.0, 1.5, 9.0  # a plateau of the log scale, beside a normal bulk about zero

@@ -12,7 +12,7 @@ from training_models import Autoencoder, columns, trained
 from bayeskit.errors import CompilationWarning
 from bayeskit.inference.objectives import ELBO, IWAE
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.modules_inside import networks
+from bayeskit.inference.training._modules_inside import networks
 
 
 def model(x):
@@ -89,7 +89,7 @@ def test_compiled_networks_give_the_same_losses_and_failures_are_said(monkeypatc
     def refused(module, options):
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr("bayeskit.inference.training.forward_passes._compiled", refused)
+    monkeypatch.setattr("bayeskit.inference.training._forward_passes._compiled", refused)
     vae = Autoencoder()
     with pytest.warns(CompilationWarning, match="could not be compiled .no compiler here.; training continues without"):
         fit(vae.model, vae.guide, ELBO(), x, num_steps=2, compile=[vae.encoder], progress=False)
@@ -113,7 +113,7 @@ def test_networks_are_compiled_in_a_folder_of_this_user_and_a_refusal_is_said(mo
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "open"))
-    monkeypatch.setattr("bayeskit.inference.training.forward_passes._compiled", recorded)
+    monkeypatch.setattr("bayeskit.inference.training._forward_passes._compiled", recorded)
     vae = Autoencoder()
     with pytest.warns(CompilationWarning, match="is not loaded from .*open, which .* kept in .*torch. Remedy"):
         fit(vae.model, vae.guide, ELBO(), columns(), num_steps=2, compile=[vae.encoder], progress=False)

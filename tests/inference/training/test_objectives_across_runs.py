@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.storage import setting_as_json
+from bayeskit._core.storage import setting_as_json
 from bayeskit.errors import BayeskitWarning, CheckpointError, SettingsError
 from bayeskit.inference.objectives import (
     ELBO,

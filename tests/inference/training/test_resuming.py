@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayeskit.core.folders import Schema
-from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.core.storage import loaded_tensors, save_tensors
+from bayeskit._core.folders import Schema
+from bayeskit._core.randomness import global_stream, new_generator
+from bayeskit._core.storage import loaded_tensors, save_tensors
 from bayeskit.errors import CheckpointError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE, Linear
 from bayeskit.inference.training import fit

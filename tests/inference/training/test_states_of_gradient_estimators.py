@@ -82,7 +82,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, make):
 def test_the_state_matters_to_the_resumed_run(tmp_path, monkeypatch):
     """Mutation: buffers that estimators hold are not found."""
     _, result = run(averaged())
-    monkeypatch.setattr("bayeskit.inference.training.learner.named_modules_in_settings", lambda function: {})
+    monkeypatch.setattr("bayeskit.inference.training._learner.named_modules_in_settings", lambda function: {})
     with pytest.raises(Killed):
         run(averaged(), tmp_path / "checkpoint", limit=8)
     assert not torch.equal(run(averaged(), tmp_path / "checkpoint")[1].losses, result.losses)

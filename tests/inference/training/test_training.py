@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training_models import Autoencoder, columns, trained
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import (
     BayeskitWarning,
     DataError,
@@ -27,7 +27,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit
-from bayeskit.inference.training.minibatches import as_batches
+from bayeskit.inference.training._minibatches import as_batches
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 

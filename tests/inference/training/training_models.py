@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.exact.enumeration import enumerate_latents
+from bayeskit.exact._enumeration import enumerate_latents
 from bayeskit.inference.gradients import DisARM, Enumeration, LeaveOneOut, UnorderedSet, WeightedPoints
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO
-from bayeskit.models.discrete.autoencoders import BinaryVAE, CategoricalVAE, binary_vae, categorical_vae
+from bayeskit.models.discrete._autoencoders import BinaryVAE, CategoricalVAE, binary_vae, categorical_vae
 from bayeskit.models.vae.likelihoods import Bernoulli
 
 #: Their pixels go in pairs, so that two bits tell them apart.

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.exact.enumeration import enumerate_latents
+from bayeskit.exact._enumeration import enumerate_latents
 from bayeskit.inference.gradients import DisARM, Enumeration, LeaveOneOut
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO
-from bayeskit.models.discrete.belief_network import SigmoidBeliefNetwork
+from bayeskit.models.discrete._belief_network import SigmoidBeliefNetwork
 
 LAYERS = [[3, 4], [2, 3, 4], [2, 1, 2, 3]]
 

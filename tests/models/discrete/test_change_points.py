@@ -15,12 +15,14 @@ from bayeskit.models.discrete.sequences import (
     NormalSegments,
     NumberOfChanges,
     PoissonSegments,
-    change_points,
     load_nile,
     plot_change_points,
 )
-from bayeskit.models.discrete.sequences import change_points as conjugate_segments
-from bayeskit.models.discrete.sequences.segmentations import prefix_sums
+from bayeskit.models.discrete.sequences import (
+    _change_points as change_points,
+)
+from bayeskit.models.discrete.sequences import _change_points as conjugate_segments
+from bayeskit.models.discrete.sequences._segmentations import prefix_sums
 
 NORMAL = NormalSegments(mean=0.5, precision=0.3, shape=2.0, rate=1.5)
 POISSON = PoissonSegments(shape=1.5, rate=0.4)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bayeskit.errors import ShapeError
-from bayeskit.models.discrete.genotypes import NoisyGenotypes, plot_genotypes
+from bayeskit.models.discrete._genotypes import NoisyGenotypes, plot_genotypes
 
 OBSERVED = torch.tensor([[1.0, 0.0], [0.0, torch.nan], [1.0, 1.0]], dtype=torch.float64)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.inference.evidence import naive_monte_carlo
 from bayeskit.models.discrete.sequences import (
@@ -20,7 +20,9 @@ from bayeskit.models.discrete.sequences import (
     LogSum,
     OrderedNormal,
     categorical_log_evidence,
-    hidden_markov,
+)
+from bayeskit.models.discrete.sequences import (
+    _hidden_markov as hidden_markov,
 )
 
 LENGTHS = torch.tensor([5, 3, 1, 4])
@@ -161,7 +163,7 @@ def test_long_sequences_in_single_precision(monkeypatch):
     single, double = (float(hmm.state_entropy(x)) for hmm, x in long_chains())
     assert abs(single - double) < 5e-3  # ten units of the last place of the log density, some -6000
     assert error_of_long_smoothing() < 1e-5
-    monkeypatch.setattr("bayeskit.models.discrete.sequences.chains._rescaled", lambda sums: sums)
+    monkeypatch.setattr("bayeskit.models.discrete.sequences._chains._rescaled", lambda sums: sums)
     assert error_of_long_smoothing() > 1e-4
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete import ising as ising_grid
-from bayeskit.models.discrete import ising as transfer
-from bayeskit.models.discrete.ising import CRITICAL_COUPLING, IsingGrid, kaufman_log_partition
+from bayeskit.models.discrete import _ising as ising_grid
+from bayeskit.models.discrete import _ising as transfer
+from bayeskit.models.discrete._ising import CRITICAL_COUPLING, IsingGrid, kaufman_log_partition
 
 SHAPES = [(3, 4, False), (4, 3, False), (1, 6, False), (5, 1, False), (1, 1, False)]
 TORI = [(3, 3, True), (3, 4, True), (4, 3, True), (2, 5, True), (3, 2, True), (2, 2, True)]

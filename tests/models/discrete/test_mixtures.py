@@ -10,26 +10,24 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import bayeskit as bk
-from bayeskit.draws import Draws
+from bayeskit._draws import Draws
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnknownNameError
-from bayeskit.exact.enumeration import enumerate_latents
+from bayeskit.exact._enumeration import enumerate_latents
 from bayeskit.inference.evidence import naive_monte_carlo
-from bayeskit.models.discrete.mixtures import (
+from bayeskit.models.discrete.mixtures._conjugate import (
+    exact_log_evidence,
+    log_joint_of_assignments,
+    sample_exact_posterior,
+)
+from bayeskit.models.discrete.mixtures._gaussian_mixture import (
     GaussianMixture,
-    Labels,
     MixturePrior,
     OrderedSample,
     UnknownSizeMixture,
-    aligned,
-    exact_log_evidence,
     galaxy_velocities,
-    log_joint_of_assignments,
-    plot_num_components,
-    plot_predictive,
-    predictive_density,
-    relabel,
-    sample_exact_posterior,
 )
+from bayeskit.models.discrete.mixtures._labels import Labels, aligned, relabel
+from bayeskit.models.discrete.mixtures._plots import plot_num_components, plot_predictive, predictive_density
 
 F64 = torch.float64
 SMALL = torch.tensor([-1.2, -0.7, 0.4, 1.9, 2.2], dtype=F64)

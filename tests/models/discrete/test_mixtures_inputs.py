@@ -13,20 +13,21 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import bayeskit as bk
-from bayeskit.draws import Draws
+from bayeskit._draws import Draws
 from bayeskit.errors import DataError, InitializationError, ModelError, SettingsError, ShapeError
-from bayeskit.models.discrete.mixtures import (
+from bayeskit.models.discrete.mixtures._conjugate import log_joint_of_assignments
+from bayeskit.models.discrete.mixtures._gaussian_mixture import (
     GaussianMixture,
-    Labels,
     MixturePrior,
     OrderedSample,
     UnknownSizeMixture,
-    log_joint_of_assignments,
+)
+from bayeskit.models.discrete.mixtures._labels import Labels, relabel
+from bayeskit.models.discrete.mixtures._plots import (
     plot_num_components,
     plot_predictive,
     plot_responsibilities,
     predictive_density,
-    relabel,
 )
 from bayeskit.models.discrete.permutations import nearest_permutation
 

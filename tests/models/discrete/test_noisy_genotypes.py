@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 import bayeskit as bk
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete import genotypes as nested_columns
-from bayeskit.models.discrete.genotypes import (
+from bayeskit.models.discrete import _genotypes as nested_columns
+from bayeskit.models.discrete._genotypes import (
     GenotypeModel,
     MutationTree,
     NoisyGenotypes,

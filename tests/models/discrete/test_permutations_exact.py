@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.permutations import (
     GibbsPermutation,
@@ -18,7 +18,7 @@ from bayeskit.models.discrete.permutations import (
     permutation_matrix,
     permutations,
 )
-from bayeskit.models.discrete.permutations import distributions as permanent
+from bayeskit.models.discrete.permutations import _distributions as permanent
 
 INFINITY = math.inf
 

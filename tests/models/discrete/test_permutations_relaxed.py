@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Gumbel, Normal, kl_divergence
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.discrete.permutations import (
     GibbsPermutation,
@@ -24,7 +24,7 @@ from bayeskit.models.discrete.permutations import (
     permutations,
     sinkhorn,
 )
-from bayeskit.models.discrete.permutations import relaxations as stick_breaking
+from bayeskit.models.discrete.permutations import _relaxations as stick_breaking
 
 
 def normal(*shape, seed=0, scale=1.5):

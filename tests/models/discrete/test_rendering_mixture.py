@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.rendering_mixture import RenderingMixture
+from bayeskit.models.discrete._rendering_mixture import RenderingMixture
 
 
 def mixture(templates=3, shape=(2, 3), image=(5, 6), **settings):

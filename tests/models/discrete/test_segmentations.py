@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from bayeskit.errors import BayeskitError, DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.sequences import Counting, Expectation, LogSum, MaxWeight, Segmentations, segmentations
-from bayeskit.models.discrete.sequences.segmentations import numbered_sums, segment_lengths
+from bayeskit.models.discrete.sequences import Counting, Expectation, LogSum, MaxWeight, Segmentations
+from bayeskit.models.discrete.sequences import _segmentations as segmentations
+from bayeskit.models.discrete.sequences._segmentations import numbered_sums, segment_lengths
 
 LENGTHS = torch.tensor([6, 4, 1, 6])
 

@@ -26,10 +26,12 @@ from bayeskit.models.discrete.sequences import (
     SegmentedText,
     Strings,
     categorical_log_evidence,
-    hidden_markov,
     plot_boundaries,
     plot_change_points,
     plot_states,
+)
+from bayeskit.models.discrete.sequences import (
+    _hidden_markov as hidden_markov,
 )
 
 X = [0.3, -0.2, 0.1, 4.0, 5.0]

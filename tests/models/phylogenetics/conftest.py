@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayeskit.models.phylogenetics import tree_model
+from bayeskit.models.phylogenetics import _tree_model as tree_model
 
 
 @pytest.fixture(params=[pytest.param("compiled", marks=pytest.mark.compiler), "tensors"])

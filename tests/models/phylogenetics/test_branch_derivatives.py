@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from bayeskit.errors import ShapeError
-from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, branch_derivatives, primates
-from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
-from bayeskit.models.phylogenetics.substitution import GTR, HKY85, K80
+from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
+from bayeskit.models.phylogenetics import _branch_derivatives as branch_derivatives
+from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites
+from bayeskit.models.phylogenetics._substitution import GTR, HKY85, K80
 
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]
 MODELS = {

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
-from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
 
 TREE = Tree.from_newick("((A,B),C,D);")
 

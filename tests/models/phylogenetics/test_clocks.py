@@ -6,7 +6,7 @@ import torch
 
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics import StrictClock, UncorrelatedLogNormalClock
-from bayeskit.models.phylogenetics.clocks import Clock
+from bayeskit.models.phylogenetics._clocks import Clock
 
 
 def test_relaxed_rates_have_the_mean_and_the_deviation_of_the_clock(limit):

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from bayeskit.errors import OutputError, SettingsError, TreeError
-from bayeskit.models.phylogenetics.samples import TreeSample
-from bayeskit.models.phylogenetics.summaries import (
+from bayeskit.models.phylogenetics._samples import TreeSample
+from bayeskit.models.phylogenetics._summaries import (
     ConsensusTree,
     greedy_consensus,
     majority_rule_consensus,
     plot_credible_set,
 )
-from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
-from bayeskit.models.phylogenetics.trees import Tree
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics._trees import Tree
 
 
 def random_newick(source: random.Random, num_taxa: int, at_root: int, keep: float) -> str:

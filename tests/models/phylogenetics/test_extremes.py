@@ -19,7 +19,7 @@ from bayeskit.models.phylogenetics import (
     TreeModel,
     primates,
 )
-from bayeskit.models.phylogenetics.site_rates import category_means, category_medians
+from bayeskit.models.phylogenetics._site_rates import category_means, category_medians
 
 pytestmark = pytest.mark.usefixtures("back_end")
 

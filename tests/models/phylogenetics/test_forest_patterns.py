@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from bayeskit.models.phylogenetics import Tree, clades
-from bayeskit.models.phylogenetics.pruning.plan import (
+from bayeskit.models.phylogenetics import Tree
+from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._topologies import Topologies
+from bayeskit.models.phylogenetics.pruning._plan import (
     CODE_BASE,
     Renamings,
     Rows,
@@ -16,7 +18,6 @@ from bayeskit.models.phylogenetics.pruning.plan import (
     make_plan,
     tip_rows,
 )
-from bayeskit.models.phylogenetics.topologies import Topologies
 
 RENAMINGS = list(itertools.permutations(range(4)))
 

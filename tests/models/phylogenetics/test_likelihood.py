@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates, tree_model
-from bayeskit.models.phylogenetics.pruning import passes
+from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
+from bayeskit.models.phylogenetics import _tree_model as tree_model
+from bayeskit.models.phylogenetics.pruning import _passes as passes
 
 pytestmark = pytest.mark.usefixtures("back_end")
 

@@ -29,7 +29,7 @@ from bayeskit.models.phylogenetics import (
     parse_substitution,
     standard_characters,
 )
-from bayeskit.models.phylogenetics import substitution as substitution_module
+from bayeskit.models.phylogenetics import _substitution as substitution_module
 
 TREE = Tree.from_newick("((A:0.11,B:0.23):0.07,(C:0.31,D:0.05):0.13,(E:0.19,F:0.42):0.09);")
 

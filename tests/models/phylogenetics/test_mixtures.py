@@ -10,13 +10,16 @@ from pyro import poutine
 from torch.func import grad, grad_and_value, vmap
 
 import bayeskit as bk
-from bayeskit.compiler.tracing import traced
+from bayeskit._compiler.tracing import traced
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates, site_rates, tree_model
-from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
-from bayeskit.models.phylogenetics.pruning import evaluation, passes
-from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
-from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80
+from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates
+from bayeskit.models.phylogenetics import _site_rates as site_rates
+from bayeskit.models.phylogenetics import _tree_model as tree_model
+from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites
+from bayeskit.models.phylogenetics._substitution import GTR, HKY85, JC69, K80
+from bayeskit.models.phylogenetics.pruning import _evaluation as evaluation
+from bayeskit.models.phylogenetics.pruning import _passes as passes
 
 pytestmark = pytest.mark.usefixtures("back_end")
 

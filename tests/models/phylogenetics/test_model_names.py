@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bayeskit.errors import AlignmentError, SettingsError, UnknownNameError
+from bayeskit.models._substitution_names import KNOWN_NAMES
 from bayeskit.models.phylogenetics import (
     GTR,
     GY94,
@@ -22,7 +23,6 @@ from bayeskit.models.phylogenetics import (
     empirical_frequencies,
     parse_substitution,
 )
-from bayeskit.models.substitution_names import KNOWN_NAMES
 
 BASES = Alignment.from_sequences({"A": "ACGTAC", "B": "ACGTTT"})
 LIKE = torch.zeros((), dtype=torch.float64)

@@ -13,7 +13,7 @@ from pyro import poutine
 import bayeskit as bk
 from bayeskit.errors import AlignmentError, ConversionWarning, TreeError
 from bayeskit.models.phylogenetics import MrBayesBlock, PartitionedTreeModel, Tree, TreeModel, primates
-from bayeskit.models.phylogenetics.mrbayes import has_mrbayes_block, set_block_aside
+from bayeskit.models.phylogenetics._mrbayes import has_mrbayes_block, set_block_aside
 
 DATA = (
     "#NEXUS\nbegin data;\ndimensions ntax=5 nchar=12;\nformat datatype=dna;\nmatrix\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import ShapeError, TreeError
 from bayeskit.models.phylogenetics import (
     Alignment,

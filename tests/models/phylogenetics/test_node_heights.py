@@ -7,7 +7,7 @@ import torch
 from torch.distributions import biject_to
 
 from bayeskit.models.phylogenetics import DatedTopology
-from bayeskit.models.phylogenetics.node_heights import NodeHeights, RatioTransform
+from bayeskit.models.phylogenetics._node_heights import NodeHeights, RatioTransform
 
 TREES = {
     "three": DatedTopology.of("((A,B),C);"),

@@ -9,8 +9,8 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics import site_rates as discrete_gamma
-from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
+from bayeskit.models.phylogenetics import _site_rates as discrete_gamma
+from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites
 
 LIKE = torch.zeros((), dtype=torch.float64)
 SHAPES = [0.02, 0.1, 0.5, 1.0, 3.0, 30.0, 399.0, 401.0, 1e4]

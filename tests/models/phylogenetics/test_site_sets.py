@@ -7,7 +7,7 @@ import pytest
 
 from bayeskit.errors import AlignmentError, ConversionWarning
 from bayeskit.models.phylogenetics import Alignment, read_partitions
-from bayeskit.models.phylogenetics.site_sets import parse_numbers, ranges
+from bayeskit.models.phylogenetics._site_sets import parse_numbers, ranges
 
 SETS = {"28S": np.array([2, 3]), "first-half": np.array([0, 1])}
 

@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
 from bayeskit.models import phylogenetics
 from bayeskit.models.phylogenetics import Alignment
-from bayeskit.models.phylogenetics import substitution as time_reversible
-from bayeskit.models.phylogenetics.model_names import SUBSTITUTION_MODELS
-from bayeskit.models.phylogenetics.substitution import (
+from bayeskit.models.phylogenetics import _substitution as time_reversible
+from bayeskit.models.phylogenetics._model_names import SUBSTITUTION_MODELS
+from bayeskit.models.phylogenetics._substitution import (
     GTR,
     HKY85,
     JC69,

@@ -25,8 +25,8 @@ from bayeskit.models.phylogenetics import (
     UncorrelatedLogNormalClock,
     YuleTree,
 )
-from bayeskit.models.phylogenetics.node_heights import RatioTransform
-from bayeskit.models.phylogenetics.tree_priors import CoalescentHeights
+from bayeskit.models.phylogenetics._node_heights import RatioTransform
+from bayeskit.models.phylogenetics._tree_priors import CoalescentHeights
 
 NEWICK = "((A,B),(C,(D,E)));"
 SEQUENCES = {"E": "ACGTACCTTA", "B": "ACGAACGTTC", "C": "AC-AAGGTTA", "A": "ACGTACGATC", "D": "TCGTACCTTA"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bayeskit.errors import ConversionWarning, DataError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import clades
-from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
-from bayeskit.models.phylogenetics.trees import Tree
+from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics._trees import Tree
 
 NAMES = "ABCDEFGHI"
 

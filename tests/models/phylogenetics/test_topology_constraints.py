@@ -7,7 +7,7 @@ import pytest
 
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, all_topologies
-from bayeskit.models.phylogenetics.topology_constraints import (
+from bayeskit.models.phylogenetics._topology_constraints import (
     check_constraints,
     constraint_splits,
     log_number_of_topologies,

@@ -10,8 +10,8 @@ import scipy.special
 import torch
 from pyro.distributions import Dirichlet
 
-from bayeskit.core.libraries import load_library
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.libraries import load_library
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import CompilationWarning
 from bayeskit.models.phylogenetics import (
     GTR,
@@ -28,18 +28,18 @@ from bayeskit.models.phylogenetics import (
     all_topologies,
     primates,
 )
-from bayeskit.models.phylogenetics.parameters import PartitionParameters
-from bayeskit.models.phylogenetics.topology_constraints import log_number_of_topologies
-from bayeskit.models.phylogenetics.topology_moves import chains as module
-from bayeskit.models.phylogenetics.topology_moves.chains import (
+from bayeskit.models.phylogenetics._parameters import PartitionParameters
+from bayeskit.models.phylogenetics._topology_constraints import log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves import _chains as module
+from bayeskit.models.phylogenetics.topology_moves._chains import (
     CompiledChains,
     LengthPrior,
     Moves,
     Process,
     topologies_of,
 )
-from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
-from bayeskit.models.phylogenetics.topology_moves.tensor_chains import TensorChains, tree_chains
+from bayeskit.models.phylogenetics.topology_moves._reference import TreeReference
+from bayeskit.models.phylogenetics.topology_moves._tensor_chains import TensorChains, tree_chains
 
 KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
 #: Moves after which rounding may have added up.

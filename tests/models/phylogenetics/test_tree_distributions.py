@@ -10,10 +10,13 @@ import torch
 from safetensors.torch import load_file
 from scipy.stats import chi2
 
-from bayeskit.core.folders import Schema
-from bayeskit.core.storage import save_tensors
+from bayeskit._core.folders import Schema
+from bayeskit._core.storage import save_tensors
 from bayeskit.errors import CheckpointError, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import Tree, clades
+from bayeskit.models.phylogenetics import Tree
+from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._samples import TreeSample
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
@@ -21,9 +24,7 @@ from bayeskit.models.phylogenetics.distributions import (
     SubsplitBayesianNetwork,
     TopologyDistribution,
 )
-from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies, uniform_topologies
-from bayeskit.models.phylogenetics.samples import TreeSample
-from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics.distributions._frequencies import log_num_topologies, uniform_topologies
 
 FAILURE_RATE = 1e-5
 KINDS = [

@@ -10,17 +10,19 @@ import pytest
 import torch
 
 from bayeskit.errors import AccuracyWarning, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._topologies import all_topologies
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
     Smoothed,
     SubsplitBayesianNetwork,
-    topology_distribution,
 )
-from bayeskit.models.phylogenetics.distributions import networks as fitting
-from bayeskit.models.phylogenetics.distributions.graphs import EveryRoot
-from bayeskit.models.phylogenetics.topologies import all_topologies
+from bayeskit.models.phylogenetics.distributions import _networks as fitting
+from bayeskit.models.phylogenetics.distributions import (
+    _topology_distribution as topology_distribution,
+)
+from bayeskit.models.phylogenetics.distributions._graphs import EveryRoot
 
 
 def random_sample(count, rooted=False, size=None, seed=0):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.phylogenetics import Tree, clades
+from bayeskit.models.phylogenetics import Tree
+from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics.distributions import SampleFrequencies, SubsplitBayesianNetwork
-from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
 
 
 def sample_of(count, rooted=False, size=6, seed=0):

@@ -7,8 +7,8 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from bayeskit.errors import SettingsError, TreeError
-from bayeskit.models.phylogenetics.samples import TreeSample, asdsf
-from bayeskit.models.phylogenetics.summaries import (
+from bayeskit.models.phylogenetics._samples import TreeSample, asdsf
+from bayeskit.models.phylogenetics._summaries import (
     _round_length,
     greedy_consensus,
     majority_rule_consensus,
@@ -16,8 +16,8 @@ from bayeskit.models.phylogenetics.summaries import (
     plot_split_frequencies,
     plot_tree,
 )
-from bayeskit.models.phylogenetics.topologies import all_topologies
-from bayeskit.models.phylogenetics.trees import Tree
+from bayeskit.models.phylogenetics._topologies import all_topologies
+from bayeskit.models.phylogenetics._trees import Tree
 
 
 def names_at(ax) -> dict[str, tuple[float, float]]:

@@ -16,7 +16,7 @@ from bayeskit.models.phylogenetics import (
     YuleTree,
     all_topologies,
 )
-from bayeskit.models.phylogenetics.tree_priors import CoalescentHeights, log_topology_probability
+from bayeskit.models.phylogenetics._tree_priors import CoalescentHeights, log_topology_probability
 
 PARAMETERS = {
     "birth_rate": 1.3,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bayeskit.errors import OutputError, SettingsError, ShapeError, TreeError
-from bayeskit.models.phylogenetics.samples import TreeSample
-from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
-from bayeskit.models.phylogenetics.trees import Tree
+from bayeskit.models.phylogenetics._samples import TreeSample
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics._trees import Tree
 
 TEXTS = ("((A:1,B:2):3,C:4,D:5);", "((A:6,C:7):8,B:9,D:10);", "(D:15,C:14,(A:11,B:12):13);")
 

@@ -11,13 +11,14 @@ import torch
 from scipy.stats import chisquare
 
 from bayeskit.errors import AlignmentError, CheckpointError, ConversionWarning, SettingsError, TreeError
-from bayeskit.models.phylogenetics import clades, newick
-from bayeskit.models.phylogenetics import samples as tree_files
-from bayeskit.models.phylogenetics.alignments import Alignment
+from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics import _newick as newick
+from bayeskit.models.phylogenetics import _samples as tree_files
+from bayeskit.models.phylogenetics._alignments import Alignment
+from bayeskit.models.phylogenetics._samples import TreeSample
+from bayeskit.models.phylogenetics._topologies import all_topologies
+from bayeskit.models.phylogenetics._trees import Tree
 from bayeskit.models.phylogenetics.distributions import SampleFrequencies
-from bayeskit.models.phylogenetics.samples import TreeSample
-from bayeskit.models.phylogenetics.topologies import all_topologies
-from bayeskit.models.phylogenetics.trees import Tree
 
 TRPROBS = """#NEXUS
 [ID: 3010964466]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import ModelError
 from bayeskit.models.sparse_networks import SelectedFeatures, sparsify
 

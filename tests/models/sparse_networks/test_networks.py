@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 import bayeskit as bk
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnknownNameError, UnsupportedSiteError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses, propriety_check
 from bayeskit.inference.objectives import ELBO, IWAE
@@ -26,7 +26,7 @@ from bayeskit.models.sparse_networks import (
     log_uniform_divergence,
     sparsify,
 )
-from bayeskit.models.sparse_networks.layers import given_values
+from bayeskit.models.sparse_networks._layers import given_values
 
 Z = torch.tensor([0.3, -0.8, 1.3, -2.0, 4.0], dtype=torch.float64)
 EVERY = [(prior, groups) for prior in ("log_uniform", "horseshoe", "spike_and_slab") for groups in (False, True)]

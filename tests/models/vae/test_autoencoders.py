@@ -8,7 +8,7 @@ import torch
 import zuko
 from pyro import poutine
 
-from bayeskit.core.randomness import global_stream, new_generator, validation_kept
+from bayeskit._core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.objectives import ELBO, IWAE
 from bayeskit.models.vae import (

@@ -9,11 +9,11 @@ import torch
 import zuko
 from torch.distributions import Normal
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.vae import ConditionalFlow, FlowDistribution, FlowPrior, flow_vae
-from bayeskit.models.vae.flows import inverse_autoregressive_flow
+from bayeskit.models.vae._flows import inverse_autoregressive_flow
 
 FLOWS = {
     "spline": lambda dim, context: zuko.flows.NSF(dim, context, transforms=2, hidden_features=(8,)),

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Independent, Normal
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.models.vae import likelihoods
-from bayeskit.models.vae.distributions import DiscretizedLogisticMixture
+from bayeskit.models.vae._distributions import DiscretizedLogisticMixture
 
 
 def float64(*values):

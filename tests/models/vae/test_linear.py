@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 from torch.distributions import MultivariateNormal
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.vae import LinearVAE

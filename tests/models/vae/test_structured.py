@@ -10,7 +10,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from torch import nn
 from torch.distributions import Normal
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.vae import (
     HierarchicalVAE,

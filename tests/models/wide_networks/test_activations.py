@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bayeskit.errors import SettingsError
-from bayeskit.models.wide_networks.activations import (
+from bayeskit.models.wide_networks._activations import (
     Elementwise,
     Erf,
     ExponentialActivation,

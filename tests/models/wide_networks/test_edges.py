@@ -10,9 +10,9 @@ from torch.autograd import forward_ad
 
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks import activations as sign
-from bayeskit.models.wide_networks import kernels as evaluation
-from bayeskit.models.wide_networks.activations import (
+from bayeskit.models.wide_networks import _activations as sign
+from bayeskit.models.wide_networks import _kernels as evaluation
+from bayeskit.models.wide_networks._activations import (
     ExponentialActivation,
     Gelu,
     PiecewiseLinear,

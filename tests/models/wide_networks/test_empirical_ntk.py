@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import empirical_kernels as factors
-from bayeskit.models.wide_networks import empirical_kernels as kernel
+from bayeskit.models.wide_networks import _empirical_kernels as factors
+from bayeskit.models.wide_networks import _empirical_kernels as kernel
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.empirical_kernels import empirical_ntk, make_gradient_plan, ntk_vector_product
+from bayeskit.models.wide_networks._empirical_kernels import empirical_ntk, make_gradient_plan, ntk_vector_product
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ from bayeskit.inference.curvature import (
     fisher,
     laplace_posterior,
 )
-from bayeskit.models.wide_networks import empirical_kernels as kernel
+from bayeskit.models.wide_networks import _empirical_kernels as kernel
 from bayeskit.models.wide_networks import empirical_ntk, infinite_width, linearize, ntk_vector_product
 
 DOUBLE = torch.float64
@@ -318,10 +318,10 @@ def test_modes_are_found_in_single_precision():
 
 def test_an_unfinished_search_says_so(monkeypatch):
     module, x, y = single()
-    monkeypatch.setattr("bayeskit.inference.curvature.laplace._NUM_STEPS", 1)
+    monkeypatch.setattr("bayeskit.inference.curvature._laplace._NUM_STEPS", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
         find_parameter_mode(module, GaussianOutputs(0.01), x, y, 1.0, max_iterations=1)
-    monkeypatch.setattr("bayeskit.inference.curvature.laplace._POLISHED", 1)
+    monkeypatch.setattr("bayeskit.inference.curvature._laplace._POLISHED", 1)
     with pytest.warns(AccuracyWarning, match="max_iterations"):
         find_parameter_mode(module, GaussianOutputs(0.01), x, y, 1.0, max_iterations=1)
 

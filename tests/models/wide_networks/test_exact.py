@@ -9,7 +9,7 @@ from mpmath import mp, mpf
 from torch import nn
 
 from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks.activations import Erf
+from bayeskit.models.wide_networks._activations import Erf
 
 ACTIVATIONS = {"relu": nn.ReLU, "erf": lambda: Elementwise(Erf()), "gelu": nn.GELU}
 
@@ -110,7 +110,7 @@ def test_the_check_notices_angles_that_have_lost_half_their_digits(monkeypatch):
     kernel = infinite_width(dense("relu", 3, inputs=6), weight_variance=2.0)
     assert_exact(kernel.ntk(x), ntk)
     monkeypatch.setattr(
-        "bayeskit.models.wide_networks.layers._vector_gap",
+        "bayeskit.models.wide_networks._layers._vector_gap",
         lambda x, y, k, a, b: (a[:, None] * b - k.square()).clamp_min(0),
     )
     with pytest.raises(AssertionError):

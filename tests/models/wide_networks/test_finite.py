@@ -6,11 +6,11 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks.activations import Erf
-from bayeskit.models.wide_networks.covariance import Covariance
+from bayeskit.models.wide_networks._activations import Erf
+from bayeskit.models.wide_networks._covariance import Covariance
 
 NUM_NETWORKS = 32
 NUM_OUTPUTS = 128

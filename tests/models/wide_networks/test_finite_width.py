@@ -8,9 +8,10 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import Elementwise, finite_width, infinite_width
-from bayeskit.models.wide_networks.activations import Erf, PolynomialActivation
-from bayeskit.models.wide_networks.finite_width import RandomNetworks, finite_width_bias, random_networks
+from bayeskit.models.wide_networks import Elementwise, infinite_width
+from bayeskit.models.wide_networks import _finite_width as finite_width
+from bayeskit.models.wide_networks._activations import Erf, PolynomialActivation
+from bayeskit.models.wide_networks._finite_width import RandomNetworks, finite_width_bias, random_networks
 
 RARE = 1e-5  # p-values below are failures
 # Vectors of length sqrt(3), so that first-layer variances are those of the weights.

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import DataError, LossError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import finite_width as drift
-from bayeskit.models.wide_networks import finite_width as moments
+from bayeskit.models.wide_networks import _finite_width as drift
+from bayeskit.models.wide_networks import _finite_width as moments
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks.finite_width import (
+from bayeskit.models.wide_networks._finite_width import (
     Interval,
     KernelRegime,
     kernel_regime,

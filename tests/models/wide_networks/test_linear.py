@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev
 
+from bayeskit.models.wide_networks import _layers as dense
 from bayeskit.models.wide_networks import infinite_width
-from bayeskit.models.wide_networks import layers as dense
 
 
 def conv(*settings, entering=1, **options):

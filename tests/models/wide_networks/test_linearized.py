@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bayeskit.errors import ModelError
-from bayeskit.models.wide_networks.empirical_kernels import empirical_ntk, linearize
+from bayeskit.models.wide_networks._empirical_kernels import empirical_ntk, linearize
 
 
 @pytest.fixture

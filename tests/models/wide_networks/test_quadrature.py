@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from bayeskit.errors import AccuracyWarning, ModelError, SettingsError
 from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks.activations import (
+from bayeskit.models.wide_networks._activations import (
     Erf,
     ExponentialActivation,
     GaussianBump,

@@ -9,7 +9,7 @@ from mpmath import mp, mpf
 from torch import nn
 
 from bayeskit.models.wide_networks import Elementwise, infinite_width
-from bayeskit.models.wide_networks.activations import Erf
+from bayeskit.models.wide_networks._activations import Erf
 
 # Reference values: the closed forms at 40 digits for dense networks, another library in float64 for the others; rows
 # of symmetric matrices from the diagonal on. Rows 0, 2 and 3 of the inputs are parallel or antiparallel.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeskit.core.randomness import new_generator
+from bayeskit._core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, KernelError, ModelError, ShapeError
 from bayeskit.models.wide_networks import (
     compare_gaussian_processes,
@@ -22,11 +22,11 @@ from bayeskit.models.wide_networks import (
     ntk_posterior,
     ntk_regression,
 )
-from bayeskit.models.wide_networks.finite_width import Interval, KernelRegime, random_networks
+from bayeskit.models.wide_networks._finite_width import Interval, KernelRegime, random_networks
 from bayeskit.models.wide_networks.gaussian_processes import PrecomputedKernel
-from bayeskit.models.wide_networks.gaussian_processes import ensemble as ensembles
-from bayeskit.models.wide_networks.gaussian_processes import posterior as posteriors
-from bayeskit.models.wide_networks.gaussian_processes.factors import needed_jitter
+from bayeskit.models.wide_networks.gaussian_processes import _ensemble as ensembles
+from bayeskit.models.wide_networks.gaussian_processes import _posterior as posteriors
+from bayeskit.models.wide_networks.gaussian_processes._factors import needed_jitter
 
 DOUBLE = torch.float64
 EVERY = (nngp_posterior, ntk_posterior, ntk_ensemble, last_layer_ensemble, ntk_regression)

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from bayeskit.errors import OutputError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import covariance as tiles
-from bayeskit.models.wide_networks.kernels import infinite_width
+from bayeskit.models.wide_networks import _covariance as tiles
+from bayeskit.models.wide_networks._kernels import infinite_width
 
 
 def dense():
@@ -113,7 +113,7 @@ def test_windows_of_pairs_are_those_of_a_convolution_of_products(mode, stride, d
 
 
 def test_the_check_of_windows_notices_one_that_is_shifted(monkeypatch):
-    from bayeskit.models.wide_networks.layers import Convolution
+    from bayeskit.models.wide_networks._layers import Convolution
 
     original = Convolution._slide
 

@@ -1,7 +1,7 @@
 """Losses of a parameter given data."""
 
-from bayeskit.inference.generalized.losses.cox import CoxPartialLikelihood
-from bayeskit.inference.generalized.losses.densities import (
+from bayeskit.inference.generalized.losses._cox import CoxPartialLikelihood
+from bayeskit.inference.generalized.losses._densities import (
     AlphaDivergence,
     BetaDivergence,
     DensityEstimate,
@@ -10,16 +10,16 @@ from bayeskit.inference.generalized.losses.densities import (
     KernelDensity,
     log_power_integral,
 )
-from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
-from bayeskit.inference.generalized.losses.loss import FunctionLoss, Loss, PointwiseLoss
-from bayeskit.inference.generalized.losses.margin import Exponential, Hinge, Logistic, MarginLoss, SmoothHinge
-from bayeskit.inference.generalized.losses.mean_discrepancy import (
+from bayeskit.inference.generalized.losses._log_likelihood import NegativeLogLikelihood
+from bayeskit.inference.generalized.losses._loss import FunctionLoss, Loss, PointwiseLoss
+from bayeskit.inference.generalized.losses._margin import Exponential, Hinge, Logistic, MarginLoss, SmoothHinge
+from bayeskit.inference.generalized.losses._mean_discrepancy import (
     GaussianEmbedding,
     MaximumMeanDiscrepancy,
     MeanEmbedding,
     Simulated,
 )
-from bayeskit.inference.generalized.losses.prediction import (
+from bayeskit.inference.generalized.losses._prediction import (
     Absolute,
     HalfSquared,
     Huber,
@@ -29,7 +29,7 @@ from bayeskit.inference.generalized.losses.prediction import (
     SmoothPinball,
     linear,
 )
-from bayeskit.inference.generalized.losses.scores import (
+from bayeskit.inference.generalized.losses._scores import (
     DiscreteFisherDivergence,
     GeneralInverseMultiquadric,
     KernelSteinDiscrepancy,

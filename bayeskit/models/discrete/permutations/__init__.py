@@ -5,7 +5,7 @@ rows, use `RoundedPermutation.near_gibbs` for approximate draws if the log weigh
 guides for `pyro.infer.SVI` otherwise.
 """
 
-from bayeskit.models.discrete.permutations.distributions import (
+from bayeskit.models.discrete.permutations._distributions import (
     GibbsPermutation,
     all_permutations,
     doubly_stochastic,
@@ -14,8 +14,8 @@ from bayeskit.models.discrete.permutations.distributions import (
     permutation_matrix,
     permutations,
 )
-from bayeskit.models.discrete.permutations.matching import NoisyMatching
-from bayeskit.models.discrete.permutations.relaxations import (
+from bayeskit.models.discrete.permutations._matching import NoisyMatching
+from bayeskit.models.discrete.permutations._relaxations import (
     GumbelSinkhorn,
     GumbelSinkhornRelaxation,
     Relaxation,

@@ -4,8 +4,8 @@ Dynamic programming over segments or states, in any :class:`Semiring`, gives log
 draws, counts, expectations and entropies.
 """
 
-from bayeskit.models.discrete.sequences.chains import Counting, Expectation, LogSum, MaxWeight, Semiring
-from bayeskit.models.discrete.sequences.change_points import (
+from bayeskit.models.discrete.sequences._chains import Counting, Expectation, LogSum, MaxWeight, Semiring
+from bayeskit.models.discrete.sequences._change_points import (
     ChangePointPrior,
     ChangePoints,
     NegativeBinomialLengths,
@@ -14,7 +14,7 @@ from bayeskit.models.discrete.sequences.change_points import (
     PoissonSegments,
     SegmentModel,
 )
-from bayeskit.models.discrete.sequences.hidden_markov import (
+from bayeskit.models.discrete.sequences._hidden_markov import (
     CategoricalEmission,
     Emission,
     GaussianEmission,
@@ -23,9 +23,15 @@ from bayeskit.models.discrete.sequences.hidden_markov import (
     OrderedNormal,
     categorical_log_evidence,
 )
-from bayeskit.models.discrete.sequences.plots import Series, load_nile, plot_boundaries, plot_change_points, plot_states
-from bayeskit.models.discrete.sequences.segmentations import Segmentations
-from bayeskit.models.discrete.sequences.text import (
+from bayeskit.models.discrete.sequences._plots import (
+    Series,
+    load_nile,
+    plot_boundaries,
+    plot_change_points,
+    plot_states,
+)
+from bayeskit.models.discrete.sequences._segmentations import Segmentations
+from bayeskit.models.discrete.sequences._text import (
     LearnedLexicon,
     Lexicon,
     SegmentedText,

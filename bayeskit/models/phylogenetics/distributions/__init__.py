@@ -1,8 +1,8 @@
 """Distributions over topologies: sample frequencies, conditional clades and subsplit Bayesian networks."""
 
-from bayeskit.models.phylogenetics.distributions.frequencies import SampleFrequencies, Smoothed
-from bayeskit.models.phylogenetics.distributions.networks import ConditionalCladeDistribution, SubsplitBayesianNetwork
-from bayeskit.models.phylogenetics.distributions.topology_distribution import (
+from bayeskit.models.phylogenetics.distributions._frequencies import SampleFrequencies, Smoothed
+from bayeskit.models.phylogenetics.distributions._networks import ConditionalCladeDistribution, SubsplitBayesianNetwork
+from bayeskit.models.phylogenetics.distributions._topology_distribution import (
     Estimate,
     SplitProbabilities,
     TopologyDistribution,

@@ -12,7 +12,8 @@ from torch.distributions import constraints
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.judging.constants import (
+from bayeskit.inference._proposals import IndependentStudentT
+from bayeskit.inference.evidence.judging._constants import (
     ConstantsReport,
     bridge,
     check_constants,
@@ -20,8 +21,7 @@ from bayeskit.inference.evidence.judging.constants import (
     student_fit,
 )
 from bayeskit.inference.generalized import GibbsPosterior, losses
-from bayeskit.inference.proposals import IndependentStudentT
-from bayeskit.models.discrete.genotypes import GenotypeModel
+from bayeskit.models.discrete._genotypes import GenotypeModel
 from bayeskit.models.discrete.sequences import SegmentedText, Strings
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 

@@ -11,15 +11,15 @@ from scipy.stats import norm
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.randomness import new_generator
-from bayeskit.draws import Draws
-from bayeskit.exact.generated import NormalGroups
+from bayeskit._core.randomness import new_generator
+from bayeskit._draws import Draws
+from bayeskit.exact._generated import NormalGroups
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.judging.missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
-from bayeskit.inference.evidence.laplace_approximation import laplace, maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.modes import find_mode, likelihood
-from bayeskit.inference.known_modes import weigh_mode
-from bayeskit.inference.optimize import lbfgs
+from bayeskit.inference._known_modes import weigh_mode
+from bayeskit.inference._optimize import lbfgs
+from bayeskit.inference.evidence._laplace_approximation import laplace, maximum_likelihood, maximum_posterior
+from bayeskit.inference.evidence._modes import find_mode, likelihood
+from bayeskit.inference.evidence.judging._missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 
 DOUBLE = torch.float64
 SAMPLERS = (

@@ -20,8 +20,8 @@ from bayeskit.models.wide_networks.gaussian_processes import (
     PyroKernel,
     large_regression,
 )
-from bayeskit.models.wide_networks.gaussian_processes.large_data import Marginals
-from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters, traced_matrix
+from bayeskit.models.wide_networks.gaussian_processes._large_data import Marginals
+from bayeskit.models.wide_networks.gaussian_processes._parameters import Parameters, traced_matrix
 
 from linear_operator.utils.warnings import NumericalWarning  # isort: skip
 import gpytorch  # isort: skip  after the package, which ignores what GPyTorch warns of as it is imported
@@ -228,7 +228,7 @@ def test_no_number_of_near_pairs_is_left_to_a_compiler(data):
 
 
 def test_gpytorch_is_optional(monkeypatch):
-    name = "bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel"
+    name = "bayeskit.models.wide_networks.gaussian_processes._gpytorch_kernel"
     module = importlib.import_module(name)
     for one in ("gpytorch.constraints", "gpytorch.kernels"):
         monkeypatch.setitem(sys.modules, one, None)

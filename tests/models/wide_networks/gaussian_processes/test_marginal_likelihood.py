@@ -10,8 +10,8 @@ from torch import nn
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import fit_depths, fit_variances
-from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import MarginalLikelihoodObjective
-from bayeskit.models.wide_networks.gaussian_processes.parameters import Parameters
+from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import MarginalLikelihoodObjective
+from bayeskit.models.wide_networks.gaussian_processes._parameters import Parameters
 
 # Draws from a deep network's prior are nearly constant.
 pytestmark = pytest.mark.filterwarnings("ignore:y has mean:bayeskit.errors.AccuracyWarning")

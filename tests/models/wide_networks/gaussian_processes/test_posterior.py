@@ -10,7 +10,7 @@ from torch import nn
 
 from bayeskit.errors import DataError, JitterWarning, KernelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior, ntk_posterior
-from bayeskit.models.wide_networks.gaussian_processes.factors import cholesky, spectrum
+from bayeskit.models.wide_networks.gaussian_processes._factors import cholesky, spectrum
 
 NOISE = 0.05
 POSTERIOR = {"nngp": nngp_posterior, "ntk": ntk_posterior}

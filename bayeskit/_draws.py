@@ -1,0 +1,678 @@
+"""Draws, the result of every sampler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit._core.compatibility import as_inference_data, summary, to_datasets
+from bayeskit._core.convergence import stands_still
+from bayeskit._core.folders import Schema
+from bayeskit._core.inputs import real_number, unknown_name, whole_number
+from bayeskit._core.page import result_html
+from bayeskit._core.storage import loaded_tensors, save_tensors
+from bayeskit._core.summaries import summary_table, without_stillness
+from bayeskit._leave_one_out import Groups, LeaveOneOutScore, leave_one_out
+from bayeskit._logdensity.target import Target
+from bayeskit.errors import DrawsError, ModelError, ShapeError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+_SCHEMA = Schema("draws", 1)
+_SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
+_BY_DRAW = ("sample_stats", "discrete", "posterior_predictive", "predictions")
+_SHOWN_SETTINGS = ("sampler", "num_warmup", "seed", "ending")
+_ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws of one or more chains, in unconstrained space.
+
+    Attributes
+    ----------
+    unconstrained : Tensor
+        Shape ``(chains, draws, d)``.
+    log_prior, log_likelihood : Tensor
+        Shape ``(chains, draws)``.
+    beta : Tensor
+        Inverse temperature of each chain, shape ``(chains,)``.
+    sample_stats : dict of Tensor
+        ``acceptance_rate``, ``diverging``, ``energy``, ``n_steps``, ``step_size``, each
+        ``(chains, draws)``, under ArviZ's names.
+    num_gradients : int
+        Gradient evaluations spent, warm-up included.
+    seconds : float
+        Wall-clock time spent.
+    settings : dict
+        Settings of the run: sampler, warm-up, seed.
+    target : Target, optional
+        Target of the draws; needed to constrain them.
+    posterior_predictive, predictions : dict of Tensor
+        Data drawn from the model at each draw, for its own arguments and for new ones, each ``(chains, draws,
+        *shape)``; see :meth:`predictive`.
+    discrete : dict of Tensor
+        Values of the sites that the target sums out, each ``(chains, draws, *shape)``; see :meth:`infer_discrete`.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> target = bk.Target.from_functions(
+    ...     lambda u: -0.5 * u.square().sum(-1) - 0.919 * 2, lambda u: 0 * u.sum(-1), dim=2,
+    ...     sample_prior=lambda n, g: torch.randn(n, 2, generator=g, dtype=torch.float64))
+    >>> draws = bk.sample(target, num_chains=2, num_warmup=50, num_samples=10, seed=0)
+    >>> draws.unconstrained.shape
+    torch.Size([2, 10, 2])
+    """
+
+    unconstrained: Tensor
+    log_prior: Tensor
+    log_likelihood: Tensor
+    beta: Tensor
+    sample_stats: dict[str, Tensor] = field(default_factory=dict)
+    num_gradients: int = 0
+    seconds: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    target: Target | None = None
+    posterior_predictive: dict[str, Tensor] = field(default_factory=dict)
+    predictions: dict[str, Tensor] = field(default_factory=dict)
+    discrete: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.unconstrained.dim() != 3:
+            raise DrawsError(f"draws must have shape (chains, draws, d), not {tuple(self.unconstrained.shape)}")
+        shape = self.unconstrained.shape[:2]
+        for name in ("log_prior", "log_likelihood"):
+            if getattr(self, name).shape != shape:
+                raise DrawsError(f"{name} must have shape {tuple(shape)}, not {tuple(getattr(self, name).shape)}")
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains."""
+        return self.unconstrained.shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws of each chain."""
+        return self.unconstrained.shape[1]
+
+    @property
+    def log_density(self) -> Tensor:
+        """Log density that the chains sample, ``(chains, draws)``."""
+        beta = self.beta.unsqueeze(-1)
+        return torch.where(beta == 0, self.log_prior, self.log_prior + beta * self.log_likelihood)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the values of a site, ``(chains, draws, *shape)``; UnknownNameError for a name that is no site."""
+        values = self.values()
+        if name not in values:
+            raise unknown_name("site", name, list(values))
+        return values[name]
+
+    def summary(self, **settings: Any) -> pd.DataFrame:
+        """Return ArviZ's summary: mean, standard deviation, interval, Monte Carlo errors, effective sizes and R-hat.
+
+        Parameters
+        ----------
+        **settings
+            Of ``arviz.summary``, such as ``round_to=3``, ``var_names=["mean"]`` or ``kind="stats"``. All but the first
+            import ArviZ, which takes three seconds.
+
+        Returns
+        -------
+        DataFrame
+            A row for each number among the sites. A number that never moves in a chain has no R-hat, and its effective
+            size is zero.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> draws = bk.sample(bk.exact.get("beta_binomial").target(), num_samples=500, progress=False)
+        >>> draws.summary().index.tolist()
+        ['p']
+        """
+        sites, still = self._posterior(), stands_still(self.unconstrained).any(-1)
+        own = settings.keys() <= {"round_to"}
+        table = summary_table(sites, **settings) if own else summary(sites, **settings)
+        return without_stillness(table, sites, still)
+
+    def thin(self, step: int) -> Draws:
+        """Return every ``step``-th draw of each chain, from the last back.
+
+        Raises
+        ------
+        SettingsError
+            If ``step`` is not a positive whole number.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> draws = bk.sample(bk.exact.get("beta_binomial").target(), num_samples=500, progress=False)
+        >>> draws.thin(10)
+        Draws(4 chains x 50 draws, dim 1, sites: p)
+        """
+        step = whole_number("step", step, 1)
+        kept = torch.arange(self.num_draws - 1, -1, -step).flip(0).to(self.unconstrained.device)
+        settings = self.settings | {"thinning": step * self.settings.get("thinning", 1)}
+        return replace(self, settings=settings, **self._picked(lambda x: x[:, kept]))
+
+    def values(self, deterministic: bool = True) -> dict[str, Tensor]:
+        """Return the sites' values, ``{site: (chains, draws, *shape)}``, discrete ones after :meth:`infer_discrete`.
+
+        Raises
+        ------
+        DrawsError
+            If the draws were loaded without their target.
+        """
+        return self._given_target().constrain(self.unconstrained, deterministic=deterministic) | self.discrete
+
+    def _given_target(self) -> Target:
+        if self.target is None:
+            raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
+        return self.target
+
+    def infer_discrete(self, *, seed: int | torch.Generator = 0) -> Draws:
+        """Return the same draws with values of the summed-out sites, drawn jointly from their posterior at each draw.
+
+        Parameters
+        ----------
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Draws
+            With ``discrete``; its sites appear among the values, in the summary and in ArviZ's posterior. Their
+            probabilities, which vary less, are those of :meth:`Target.discrete_probabilities`.
+
+        Raises
+        ------
+        DrawsError
+            If the draws were loaded without their target.
+        ModelError
+            If the model has no site that is summed out.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     distance = pyro.sample("distance", dist.HalfNormal(3.0))
+        ...     with pyro.plate("data", len(y)):
+        ...         side = pyro.sample("side", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        ...         pyro.sample("y", dist.Normal(distance * (2 * side - 1), 1.0), obs=y)
+        >>> draws = bk.sample(model, torch.tensor([-2.0, 0.0, 1.0]), num_samples=500, progress=False)
+        >>> draws.infer_discrete()["side"].shape
+        torch.Size([4, 500, 3])
+        """
+        if self._given_target() is not self._whole:
+            raise ModelError("a target of minibatches sums no site out; make a Target of the same model")
+        return replace(self, discrete=self._whole.infer_discrete(self.unconstrained, seed=seed))
+
+    def predictive(
+        self, *args: Any, seed: int | torch.Generator = 0, redraw: Collection[str] = (), **kwargs: Any
+    ) -> Draws:
+        """Return the same draws with data drawn from the model at each of them.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Other arguments for the model, such as new covariates, and data as placeholders of the shape that is to be
+            drawn, or None where the model then leaves them out. Without arguments, the model's own are used.
+        seed : int or torch.Generator, default 0
+        redraw : collection of str, optional
+            Latent sites that are drawn anew from their distributions, such as the effects of new groups.
+
+        Returns
+        -------
+        Draws
+            With ``posterior_predictive``, or with ``predictions`` where arguments are given: observed sites, discrete
+            and redrawn sites and, in predictions, deterministic sites, each ``(chains, draws, *shape)``. They go on to
+            ArviZ's groups of these names.
+
+        Raises
+        ------
+        DrawsError
+            If the draws were loaded without their target.
+        ModelError, ShapeError, UnsupportedSiteError, UnknownNameError
+            As :meth:`Target.predictive`.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(x, y):
+        ...     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     with pyro.plate("data", len(x)):
+        ...         pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+        >>> x = torch.linspace(-1.0, 1.0, 20)
+        >>> draws = bk.sample(model, x, 2 * x, num_samples=200, progress=False)
+        >>> draws.predictive().posterior_predictive["y"].shape
+        torch.Size([4, 200, 20])
+        >>> draws.predictive(torch.tensor([2.0, 3.0]), None).predictions["y"].shape
+        torch.Size([4, 200, 2])
+        """
+        self._given_target()
+        if self._whole is None:
+            raise ModelError("data cannot be drawn from a target of minibatches; make a Target of the same model")
+        found = self._whole.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
+        return replace(self, predictions=found) if args or kwargs else replace(self, posterior_predictive=found)
+
+    def loo(self, *, by: Groups | None = None, moment_matching: bool = True) -> LeaveOneOutScore:
+        """Return leave-one-out cross-validation: the log predictive density of each datum given all others.
+
+        The draws are weighted by the inverse likelihood of the datum, with Pareto-smoothed weights. For a datum that
+        matters (Pareto ``k`` above 0.5, or more than 0.02 effective parameters) half of the draws are moved towards the
+        posterior without it, and spread twice as far in the direction in which its likelihood changes; moved and
+        unmoved draws are weighted as one mixture. The move is that of a normal posterior with a quadratic log
+        likelihood of the datum, found by principal Hessian directions, or where this leaves ``k`` above 0.5 by matching
+        weighted moments, as far as these differ by more than their error. No model is sampled again.
+
+        Parameters
+        ----------
+        by : str, sequence, Tensor or mapping, optional
+            What is left out together: the name of a plate of the observations, whose members are then left out with all
+            that is observed of them, or a label for the group of each datum, for several sites as ``{site: labels}``.
+            By default each datum alone; sites that share all of their plates, such as several outcomes of a row, are
+            one datum. Where labels are summed out, the plate of the labels has to be named, and the sum is exact. A
+            factor outside of every plate, such as a prior of latent values or a soft sum to zero, stays, and a warning
+            says so.
+        moment_matching : bool, default True
+
+        Returns
+        -------
+        LeaveOneOutScore
+            Not trusted if chains have not converged, ``k`` stays above the threshold for any datum, or most data have
+            parameters of their own, which ``k`` may not show.
+
+        Raises
+        ------
+        DrawsError
+            If the draws have no target, are tempered, or are fewer than 8 a chain.
+        ModelError
+            If the likelihood is no sum of log densities of data, or data are coupled by summed-out sites.
+        ShapeError, UnknownNameError
+            If ``by`` does not fit the data.
+
+        References
+        ----------
+        Vehtari, A., Gelman, A., Gabry, J. (2017). Practical Bayesian model evaluation using leave-one-out
+        cross-validation and WAIC. Statistics and Computing 27, 1413-1432.
+        Paananen, T., Piironen, J., Burkner, P.-C., Vehtari, A. (2021). Implicitly adaptive importance sampling.
+        Statistics and Computing 31, 16.
+        Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
+        Machine Learning Research 25(72).
+        Li, K.-C. (1992). On principal Hessian directions for data visualization and dimension reduction. Journal of the
+        American Statistical Association 87, 1025-1039.
+
+        Examples
+        --------
+        The last observation is an outlier, whose weights are reliable only after moment matching:
+
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     mean, scale = pyro.sample("mean", dist.Normal(0.0, 5.0)), pyro.sample("scale", dist.HalfNormal(5.0))
+        ...     with pyro.plate("data", len(y)):
+        ...         pyro.sample("y", dist.Normal(mean, scale), obs=y)
+        >>> draws = bk.sample(model, torch.tensor([0.2, -0.4, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 2.0]), progress=False)
+        >>> score = draws.loo()
+        >>> score.trusted, score.matched.tolist()[-1], bool(score.pareto_k_before[-1] > 0.7)
+        (True, True, True)
+        """
+        target = self._given_target()
+        if not isinstance(target, Target):
+            raise ModelError("a target of minibatches has no likelihood of all data; make a Target of the same model")
+        if not bool((self.beta == 1).all()):
+            raise DrawsError("the draws are tempered (beta below 1); loo() needs draws from the posterior")
+        diverging = self.sample_stats.get("diverging")
+        return leave_one_out(
+            target,
+            self.unconstrained,
+            log_density=self.log_density,
+            diverging=diverging,
+            by=by,
+            moment_matching=moment_matching,
+        )
+
+    def to_arviz(
+        self,
+        *,
+        prior: Draws | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+    ) -> Any:
+        """Return the draws for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
+
+        Groups are ``posterior`` (constrained sites and deterministic sites), ``sample_stats`` (``lp``, ``diverging``,
+        ``acceptance_rate``, ``energy``, ``n_steps``, ``step_size``, ``log_prior``, ``log_likelihood``), ``log_prior``
+        (of the constrained values), where known ``log_likelihood`` of single observations, ``observed_data`` and
+        ``constant_data``, and ``posterior_predictive`` and ``predictions`` after :meth:`predictive`. Prior draws have
+        ``prior`` and ``prior_predictive``. Dimensions have the names of their plates.
+
+        Parameters
+        ----------
+        prior : Draws, optional
+            Of :func:`bayeskit.prior_predictive`; adds its groups.
+        coords : mapping of str to sequence, optional
+            Labels along dimensions, such as ``{"group": ["A", "B"]}``; by default numbers from 0.
+        dims : mapping of str to sequence of str, optional
+            Names of the last dimensions of a site, where plates do not name them.
+
+        Raises
+        ------
+        ShapeError
+            If labels or names do not fit the sites.
+        """
+        return as_inference_data(self.to_datasets(prior=prior, coords=coords, dims=dims))
+
+    def to_datasets(
+        self,
+        *,
+        prior: Draws | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+    ) -> dict[str, xr.Dataset]:
+        """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``; arguments as there."""
+        facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)} | self.settings
+        names = self._names(dims or {})
+        if bool((self.beta == 0).all()):
+            groups = {"prior": self._posterior(), "prior_predictive": self.posterior_predictive}
+            return to_datasets(groups, facts, names, coords)
+        stats = {"lp": self.log_density}
+        if self._whole is None or self._whole.is_split:
+            stats |= {"log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
+        groups = {
+            "posterior": self._posterior(),
+            "sample_stats": stats | self.sample_stats,
+            "log_likelihood": self._pointwise(),
+            "log_prior": self._log_prior(),
+            "posterior_predictive": self.posterior_predictive,
+        }
+        datasets = to_datasets(groups, facts, names, coords)
+        # New data have labels of their own, unless they are as many.
+        sizes = {
+            plate: size
+            for site, value in self.predictions.items()
+            for plate, size in zip(names.get(site, ()), value.shape[2:], strict=False)
+        }
+        fitting = {plate: labels for plate, labels in (coords or {}).items() if len(labels) == sizes.get(plate)}
+        datasets |= to_datasets({"predictions": self.predictions}, facts, names, fitting)
+        if self._whole is not None:
+            observed, constant = self._whole.named_data()
+            data = {"observed_data": observed, "constant_data": constant}
+            datasets |= to_datasets(data, facts, names, coords, sampled=False)
+        return datasets | ({} if prior is None else prior.to_datasets(coords=coords, dims=dims))
+
+    def _names(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str | None, ...]]:
+        """Return names of the dimensions of sites: of their plates, or as given."""
+        names = {} if self._whole is None else dict(self._whole.dimensions())
+        for name, last in given.items():
+            own = names.get(name)
+            if own is None:
+                raise unknown_name("site", name, list(names))
+            if len(last) > len(own):
+                raise ShapeError(f"dims names {len(last)} dimensions of site {name!r}, which has {len(own)}")
+            names[name] = (*own[: len(own) - len(last)], *last)
+        return names
+
+    def _log_prior(self) -> dict[str, Tensor]:
+        """Return the log prior density of the constrained values, which is what ArviZ scales by powers."""
+        if self._whole is None or not self._whole.is_split:
+            return {}
+        try:
+            return {"log_prior": self.log_prior - self._whole.log_jacobian(self.unconstrained)}
+        except ModelError:
+            return {}
+
+    @property
+    def _whole(self) -> Target | None:
+        """The target, unless it is one of minibatches."""
+        return self.target if isinstance(self.target, Target) else None
+
+    def _posterior(self) -> dict[str, Tensor]:
+        return {"u": self.unconstrained} if self.target is None else self.values()
+
+    def _pointwise(self) -> dict[str, Tensor]:
+        if self.target is None:
+            return {}
+        try:
+            return self.target.pointwise_log_likelihood(self.unconstrained)
+        except ModelError:
+            return {}  # observations coupled by a summed-out site, or a target made from functions
+
+    def select(self, chains: Tensor | Sequence[int]) -> Draws:
+        """Return the draws of some chains; cost and settings stay those of the whole run.
+
+        Parameters
+        ----------
+        chains : Tensor or sequence of int
+            Indices, or a boolean for each chain.
+        """
+        index = torch.as_tensor(chains, device=self.unconstrained.device)
+        return replace(self, beta=self.beta[index], **self._picked(lambda x: x[index]))
+
+    def _picked(self, pick: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Return a part of everything that has chains and draws."""
+        whole: dict[str, Any] = {name: pick(getattr(self, name)) for name in _SAVED if name != "beta"}
+        return whole | {part: {name: pick(x) for name, x in getattr(self, part).items()} for part in _BY_DRAW}
+
+    @classmethod
+    def join(cls, parts: Sequence[Draws]) -> Draws:
+        """Concatenate the chains of several runs on one target.
+
+        Parameters
+        ----------
+        parts : sequence of Draws
+            If their lengths differ, the last draws of each part are kept, as many as the shortest part has.
+
+        Returns
+        -------
+        Draws
+            ``num_gradients`` and ``seconds`` are sums. A setting that differs between the parts becomes a list;
+            ``ending`` is the worst ending, and ``endings`` lists all of them. ``sample_stats`` has the statistics
+            common to all parts.
+
+        Raises
+        ------
+        DrawsError
+            If there is no part, or parts come from different targets.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> target = bk.exact.get("beta_binomial").target()
+        >>> runs = [bk.sample(target, 2, 50, 10, seed=seed, progress=False) for seed in (0, 1)]
+        >>> joined = bk.Draws.join(runs)
+        >>> joined, joined.settings["seed"]
+        (Draws(4 chains x 10 draws, dim 1, sites: p), [0, 1])
+        """
+        if not parts:
+            raise DrawsError("there is nothing to join; pass at least one Draws")
+        target = _common_target(parts)
+        count = min(part.num_draws for part in parts)
+
+        def joined(kind: str) -> dict[str, Tensor]:
+            whole = [getattr(part, kind) for part in parts]
+            names = [name for name in whole[0] if all(name in one for one in whole)]
+            return {name: torch.cat([one[name][:, one[name].shape[1] - count :] for one in whole]) for name in names}
+
+        return cls(
+            torch.cat([part.unconstrained[:, part.num_draws - count :] for part in parts]),
+            torch.cat([part.log_prior[:, part.num_draws - count :] for part in parts]),
+            torch.cat([part.log_likelihood[:, part.num_draws - count :] for part in parts]),
+            torch.cat([part.beta for part in parts]),
+            joined("sample_stats"),
+            sum(part.num_gradients for part in parts),
+            sum(part.seconds for part in parts),
+            _joint_settings([part.settings for part in parts]),
+            target,
+            **{part: joined(part) for part in _BY_DRAW[1:]},
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the draws as one safetensors file, whole or not at all.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        tensors = {name: getattr(self, name) for name in _SAVED}
+        tensors |= {f"{part}.{name}": x for part in _BY_DRAW for name, x in getattr(self, part).items()}
+        facts = {
+            "num_gradients": self.num_gradients,
+            "seconds": self.seconds,
+            "settings": self.settings,
+            "model": None if self.target is None else self.target.fingerprint(),
+        }
+        save_tensors(path, tensors, facts, _SCHEMA)
+
+    @classmethod
+    def load(cls, path: str | Path, target: Target | None = None) -> Draws:
+        """Read draws from a file, without running code from it.
+
+        Parameters
+        ----------
+        path : path
+        target : Target, optional
+            Target of the draws.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is damaged, was not written by :meth:`save`, or contains something else.
+        DrawsError
+            If the file contains draws of another target.
+        """
+        with loaded_tensors(path, _SCHEMA) as (tensors, facts):
+            saved: dict[str, Any] = {part: {} for part in _BY_DRAW}
+            for key, tensor in tensors.items():
+                part, _, name = key.partition(".")
+                if part in _BY_DRAW:
+                    saved[part][name] = tensor
+            draws = cls(
+                **saved | {name: tensors[name] for name in _SAVED},
+                num_gradients=whole_number("num_gradients", facts["num_gradients"], 0),
+                seconds=real_number("seconds", facts["seconds"]),
+                settings=dict(facts["settings"]),
+                target=target,
+            )
+            model = facts["model"]
+        if target is not None and model is not None and model != target.fingerprint():
+            raise DrawsError(f"the draws in {path} come from another model or other data")
+        return draws
+
+    def _repr_html_(self) -> str:
+        return result_html(f"{self.num_chains} chains of {self.num_draws} draws", facts=self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """Return what is known without a computation."""
+        facts = {"dimension": str(self.unconstrained.shape[-1])}
+        if self.target is not None:
+            sites = [f"{site.name} {tuple(site.shape)}" if site.shape else site.name for site in self.target.sites]
+            facts["sites"] = ", ".join(sites[:20]) + (f" and {len(sites) - 20} more" if len(sites) > 20 else "")
+        for name in ("posterior_predictive", "predictions"):
+            if found := getattr(self, name):
+                facts[name] = ", ".join(found)
+        if (diverging := self.sample_stats.get("diverging")) is not None:
+            facts["divergent transitions"] = f"{int(diverging.sum())} of {diverging.numel()}"
+        facts |= {name: str(self.settings[name]) for name in _SHOWN_SETTINGS if name in self.settings}
+        return facts | {"gradients": str(self.num_gradients), "seconds": f"{self.seconds:.1f}"}
+
+    def __repr__(self) -> str:
+        return f"Draws({self.num_chains} chains x {self.num_draws} draws, {self.space()})"
+
+    def space(self) -> str:
+        """Return a short text with the dimension and the sites of the draws."""
+        sites = [*([] if self.target is None else [site.name for site in self.target.sites]), *self.discrete]
+        shown = sites if len(sites) <= 6 else [*sites[:5], f"{len(sites) - 5} more"]
+        return f"dim {self.unconstrained.shape[-1]}" + (f", sites: {', '.join(shown)}" if shown else "")
+
+
+def prior_predictive(
+    model: Target | Callable[..., Any], *args: Any, num_draws: int = 1000, seed: int = 0, **kwargs: Any
+) -> Draws:
+    """Draw parameters from the prior, and data from the model at these.
+
+    Parameters
+    ----------
+    model : Target or callable
+        A target, or a Pyro model, which is called with ``*args`` and ``**kwargs``.
+    *args, **kwargs
+        Arguments of the model.
+    num_draws : int, default 1000
+    seed : int, default 0
+
+    Returns
+    -------
+    Draws
+        One chain at inverse temperature 0, with the data in ``posterior_predictive``; for ArviZ the groups ``prior``
+        and ``prior_predictive``, which ``draws.to_arviz(prior=...)`` joins with those of posterior draws.
+
+    Raises
+    ------
+    SettingsError
+        If a prior is flat or masked.
+    ModelError, UnsupportedSiteError
+        If the model fails, or data of a site cannot be drawn.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(x, y):
+    ...     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(x)):
+    ...         pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+    >>> x = torch.linspace(-1.0, 1.0, 20)
+    >>> prior = bk.prior_predictive(model, x, 2 * x, num_draws=500)
+    >>> prior["slope"].shape, prior.posterior_predictive["y"].shape
+    (torch.Size([1, 500]), torch.Size([1, 500, 20]))
+    """
+    begin = time.monotonic()
+    target = model if isinstance(model, Target) else Target.from_pyro(model, *args, seed=seed, **kwargs)
+    u = target.sample_prior(whole_number("num_draws", num_draws, 1), seed=seed).unsqueeze(0)
+    log_prior, log_likelihood = target.evaluate(u)
+    beta, settings = torch.zeros(1, dtype=target.dtype, device=target.device), {"sampler": "prior", "seed": seed}
+    draws = Draws(u, log_prior, log_likelihood, beta, settings=settings, target=target).predictive(seed=seed)
+    return replace(draws, seconds=time.monotonic() - begin)
+
+
+def _joint_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    joint: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in settings for name in one):
+        values = [one.get(name) for one in settings]
+        joint[name] = values[0] if all(value == values[0] for value in values) else values
+    endings = [one.get("ending") for one in settings]
+    if any(endings):
+        joint |= {"ending": next(e for e in (*_ENDINGS, *endings) if e in endings), "endings": endings}
+    return joint
+
+
+def _common_target(parts: Sequence[Draws]) -> Target | None:
+    """Return the target of all parts; parts loaded without a target are not checked."""
+    dims = sorted({part.unconstrained.shape[-1] for part in parts})
+    if len(dims) > 1:
+        raise DrawsError(f"draws of dimensions {', '.join(map(str, dims))} come from different targets")
+    targets = list({id(part.target): part.target for part in parts if part.target is not None}.values())
+    if len(targets) > 1 and len({target.fingerprint() for target in targets}) > 1:
+        raise DrawsError("the draws come from different models or other data, so their chains cannot be joined")
+    return targets[0] if targets else None
+
+
+def as_numpy(x: Tensor) -> np.ndarray:
+    """Return a tensor as a NumPy array on the host.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit._draws import as_numpy
+    >>> as_numpy(torch.ones(2, requires_grad=True))
+    array([1., 1.], dtype=float32)
+    """
+    return x.detach().cpu().numpy()

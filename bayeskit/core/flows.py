@@ -1,8 +1,0 @@
-"""zuko, the library of normalizing flows, without its change of a torch global."""
-
-from bayeskit.core.randomness import validation_kept
-
-with validation_kept():  # zuko switches torch's validation of distributions off globally
-    import zuko
-
-__all__ = ["zuko"]

@@ -1,0 +1,7 @@
+from bayeskit.inference._experiments import best_design as best_design
+from bayeskit.inference._experiments import information as information
+from bayeskit.inference._experiments import information_gradient as information_gradient
+from bayeskit.inference._hypergradients import hypergradient as hypergradient
+from bayeskit.inference._kernel_discrepancy import InverseMultiquadric as InverseMultiquadric
+from bayeskit.inference._kernel_discrepancy import RadialBasis as RadialBasis
+from bayeskit.inference._kernel_discrepancy import maximum_mean_discrepancy as maximum_mean_discrepancy

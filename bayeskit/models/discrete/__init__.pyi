@@ -1,0 +1,16 @@
+from bayeskit.models.discrete._autoencoders import binary_vae as binary_vae
+from bayeskit.models.discrete._autoencoders import categorical_vae as categorical_vae
+from bayeskit.models.discrete._belief_network import SigmoidBeliefNetwork as SigmoidBeliefNetwork
+from bayeskit.models.discrete._genotypes import GenotypeModel as GenotypeModel
+from bayeskit.models.discrete._genotypes import MutationTree as MutationTree
+from bayeskit.models.discrete._genotypes import NoisyGenotypes as NoisyGenotypes
+from bayeskit.models.discrete._genotypes import conflict_free_matrices as conflict_free_matrices
+from bayeskit.models.discrete._genotypes import conflicting_pairs as conflicting_pairs
+from bayeskit.models.discrete._genotypes import has_conflict as has_conflict
+from bayeskit.models.discrete._genotypes import log_sum_over_columns as log_sum_over_columns
+from bayeskit.models.discrete._genotypes import num_conflict_free as num_conflict_free
+from bayeskit.models.discrete._genotypes import plot_genotypes as plot_genotypes
+from bayeskit.models.discrete._ising import CRITICAL_COUPLING as CRITICAL_COUPLING
+from bayeskit.models.discrete._ising import IsingGrid as IsingGrid
+from bayeskit.models.discrete._ising import kaufman_log_partition as kaufman_log_partition
+from bayeskit.models.discrete._rendering_mixture import RenderingMixture as RenderingMixture

@@ -1,0 +1,926 @@
+"""Alignments as weighted site patterns, and readers for FASTA, NEXUS and PHYLIP files."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import dendropy
+import numpy as np
+import torch
+from dendropy.dataio.nexusreader import NexusReader
+from dendropy.utility.error import DataParseError
+from torch import Tensor
+
+from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
+from bayeskit.extend import unknown_name, warn_user
+from bayeskit.models.phylogenetics._data_types import DNA, PROTEIN, DataType, codons, standard_characters
+from bayeskit.models.phylogenetics._newick import QUOTED, nexus_commands, path_name, read_text, unquoted
+from bayeskit.models.phylogenetics._site_sets import check_partition, read_partitions
+from bayeskit.models.phylogenetics._trees import Tree
+
+# FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against the file. DendroPy gets an alphabet of all
+# characters in the file, because its own has no U beside T. DendroPy does not report a wrong number of taxa, and if a
+# sequence is too short it reads the next name as characters.
+
+_SET = re.compile(r"[{(]([^{}()]*)[})]")
+#: Stands for a set of symbols in the text of a sequence.
+_ANY = "\x01"
+#: Characters that DendroPy rejects as symbols, and its fixed gap and missing characters.
+_NO_SYMBOLS = set(" \t\n{}(),;:=\\\"'[]-?")
+_SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
+_SUFFIXES = {
+    **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".ffn"), "fasta"),
+    **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
+    **dict.fromkeys((".phy", ".phylip", ".ph"), "phylip"),
+}
+_ALIGNMENT_FILE = "a FASTA, NEXUS or PHYLIP file"
+_TREE_FILE = "this is a file of trees. Remedy: read it with Tree.from_file or TreeSample.from_file."
+
+
+class _Misread(Exception):
+    """DendroPy misread names as characters, or characters as names, from `line` on."""
+
+    def __init__(self, line: int, problem: str):
+        super().__init__(problem)
+        self.line = line
+
+
+@dataclass
+class _Record:
+    """A sequence of an alignment, with its lines in the file."""
+
+    name: str
+    text: str  # one character per site, or per base of a codon
+    rows: list[tuple[int, int]]  # line and number of its sites; empty without a file
+    sets: tuple[str, ...] = ()  # the symbols of each `_ANY` in `text`
+
+    @property
+    def line(self) -> int | None:
+        """Line of the name."""
+        return self.rows[0][0] if self.rows else None
+
+    def line_of(self, site: int) -> int | None:
+        """Line on which a site stands, counted from 0."""
+        for line, sites in self.rows:
+            if site < sites:
+                return line
+            site -= sites
+        return self.line
+
+
+def _read_records(
+    path: str | os.PathLike[str], format: str | None = None, blocks_read: Collection[str] = ()
+) -> tuple[list[_Record], DataType | str | None]:
+    """Return the sequences of an alignment file in file order, their characters unchecked, and the type it declares.
+
+    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed. There
+    is no warning about commands in `blocks_read`.
+    """
+    source = path_name(path, _ALIGNMENT_FILE, AlignmentError)
+    if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
+        raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
+    text = read_text(path, _ALIGNMENT_FILE, AlignmentError)
+    kind = format.lower() if format else _guess(text, source)
+    if kind == "nexus":
+        return _read_nexus(text, source, blocks_read)
+    return (_read_fasta if kind == "fasta" else _read_phylip)(text, source), None
+
+
+def _guess(text: str, source: str) -> str:
+    start = text.lstrip()
+    if start.startswith((">", ";")):
+        return "fasta"
+    if start[:6].upper() == "#NEXUS":
+        return "nexus"
+    if re.match(r"\d+\s+\d+", start):
+        return "phylip"
+    if re.match(r"(\[[^\]]*\]\s*)?([0-9.eE+-]+\s+)?\(", start):
+        raise AlignmentError(f"{source}: {_TREE_FILE}")
+    suffix = Path(source.removesuffix(".gz")).suffix.lower()
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    raise AlignmentError(
+        f"{source}, line 1: the format is not recognized (FASTA starts with '>', NEXUS with '#NEXUS', "
+        "PHYLIP with two numbers). Remedy: convert the file, or pass format='fasta', 'nexus' or 'phylip'."
+    )
+
+
+_LINE_ENDS = re.compile(r"\r\n|\r|\n")  # splitlines would also cut at separators within names
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(_LINE_ENDS.split(text), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _sites(row: str) -> int:
+    return len(_SET.sub("N", "".join(row.split())))
+
+
+class _Names(dendropy.TaxonNamespace):  # type: ignore[misc]
+    """Taxa by their names in a dictionary; DendroPy compares each name with all names before it."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, dendropy.Taxon] = {}
+        super().__init__(is_case_sensitive=True)
+
+    def add_taxon(self, taxon: dendropy.Taxon) -> None:
+        """Add a taxon."""
+        super().add_taxon(taxon)
+        self._by_name.setdefault(taxon.label, taxon)
+
+    def get_taxon(self, label: str, is_case_sensitive: bool | None = None) -> dendropy.Taxon | None:
+        """Return the taxon of a name, or None."""
+        return self._by_name.get(label)
+
+    def require_taxon(self, label: str, is_case_sensitive: bool | None = None) -> dendropy.Taxon:
+        """Return the taxon of a name, which is new if there is none."""
+        return self._by_name.get(label) or self.new_taxon(label)
+
+
+def _parse(text: str, schema: str, **options: bool) -> list[tuple[str, str]]:
+    """Let DendroPy read names and sequences."""
+    if schema != "nexus":
+        symbols = "".join(set(text) - set(" \t\n"))
+        options["default_state_alphabet"] = dendropy.StateAlphabet(fundamental_states=symbols, case_sensitive=True)
+    matrix = dendropy.StandardCharacterMatrix.get(data=text, schema=schema, taxon_namespace=_Names(), **options)
+    return [(taxon.label, matrix[taxon].symbols_as_string()) for taxon in matrix]
+
+
+def _records(
+    sequences: list[tuple[str, str]],
+    rows: list[tuple[int, str]],
+    split: Callable[[str], tuple[str, str]],
+    layout: str = "sequential",
+) -> list[_Record]:
+    """Find the lines of each sequence and check that they hold as many sites as DendroPy read."""
+    records = [_Record(name, text, []) for name, text in sequences]
+    named = {record.name: record for record in records}
+    waiting = iter(records)
+    record: _Record | None = None
+    missing = 0
+    for at, (line, row) in enumerate(rows):
+        name, rest = split(row)
+        if layout == "sequential":
+            starts = missing <= 0
+            record = next(waiting, None) if starts else record
+        else:
+            starts = layout == "interleaved with names" or at < len(records)
+            record = named.get(name) if layout == "interleaved with names" else records[at % len(records)]
+        if record is None or (starts and record.name != name):
+            raise _Misread(line, f"a taxon name is expected, not {name!r}")
+        sites = _sites(rest if starts else row)
+        missing = (len(record.text) if starts else missing) - sites
+        record.rows.append((line, sites))
+    for record in records:
+        sites = sum(sites for _, sites in record.rows)
+        if sites != len(record.text):
+            raise _Misread(record.line or 1, f"taxon {record.name!r} has {sites} sites")
+    return records
+
+
+def _blame(
+    source: str, rows: list[tuple[int, str]], split: Callable[[str], tuple[str, str]], num_sites: int | None
+) -> None:
+    """Raise AlignmentError if rows, each the start of a sequence, repeat a name or do not have `num_sites` sites."""
+    first: dict[str, int] = {}
+    for line, row in rows:
+        name, rest = split(row)
+        if name in first:
+            raise AlignmentError(
+                f"{source}, line {line}: the taxon {name!r} occurs twice (first in line {first[name]}). "
+                "Remedy: make names unique, or set 'interleave' in the FORMAT command of a NEXUS file."
+            )
+        first[name] = line
+        if num_sites is not None and _sites(rest) != num_sites:
+            raise _wrong_length(source, line, name, _sites(rest), f"nchar={num_sites} is")
+
+
+def _wrong_length(source: str, line: int | None, name: str, sites: int, announced: str) -> AlignmentError:
+    return AlignmentError(
+        f"{source}, line {line}: taxon {name!r} has {sites} sites, but {announced} announced. "
+        "Remedy: align the sequences to one length and correct the number."
+    )
+
+
+def _first_word(row: str) -> tuple[str, str]:
+    name, *rest = row.split(None, 1)
+    return name, "".join(rest)
+
+
+def _first_ten(row: str) -> tuple[str, str]:
+    return row[:10].strip(), row[10:]
+
+
+def _fasta_name(row: str) -> tuple[str, str]:
+    return (row.strip()[1:].strip(), "") if row.strip().startswith(">") else ("", row)
+
+
+def _read_fasta(text: str, source: str) -> list[_Record]:
+    text = re.sub(r"(?m)^;.*", "", text)
+    rows = list(_lines(text))
+    names = [(line, row) for line, row in rows if row.strip().startswith(">")]
+    if not names or names[0] != rows[0]:
+        line = rows[0][0] if rows else 1
+        raise AlignmentError(
+            f"{source}, line {line}: FASTA must start with '>NAME'. Remedy: add this line, or pass the right format=."
+        )
+    for line, row in names:
+        if not _fasta_name(row)[0]:
+            raise AlignmentError(f"{source}, line {line}: a sequence has no name. Remedy: add the name.")
+    records: list[_Record] = []
+    parts: list[list[str]] = []
+    for line, row in rows:
+        name, rest = _fasta_name(row)
+        if name:
+            records.append(_Record(name, "", [(line, 0)]))
+            parts.append([])
+            continue
+        part = "".join(rest.split())
+        if _SET.search(part):
+            raise AlignmentError(
+                f"{source}, line {line}: taxon {records[-1].name!r} has a set of bases in brackets. Remedy: write it "
+                "as one letter of the IUPAC code."
+            )
+        records[-1].rows.append((line, len(part)))
+        parts[-1].append(part)
+    _blame(source, names, _fasta_name, None)
+    for record, found in zip(records, parts, strict=True):
+        if not found:
+            raise AlignmentError(
+                f"{source}, line {record.line}: taxon {record.name!r} has no sites. Remedy: give each name a sequence."
+            )
+        record.name, record.text = record.name.split()[0], "".join(found)
+    return records
+
+
+def _read_phylip(text: str, source: str) -> list[_Record]:
+    (head_line, head), *body = _lines(text)
+    match = re.match(r"\s*(\d{1,18})\s+(\d{1,18})(?!\d)", head)
+    if match is None or int(match.group(1)) < 1:
+        raise AlignmentError(
+            f"{source}, line {head_line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add "
+            "these numbers, or pass the right format=."
+        )
+    num_taxa, num_sites = int(match.group(1)), int(match.group(2))
+    if (
+        len(body) > num_taxa
+        and len(body) % num_taxa
+        and all(_sites(_first_word(row)[1]) == num_sites for _, row in body)
+    ):
+        raise AlignmentError(
+            f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} follow. Remedy: correct the "
+            "number of taxa."
+        )
+    if len(body) < num_taxa:
+        raise AlignmentError(
+            f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} lines follow. "
+            "Remedy: correct the number, or write the file again if it is truncated."
+        )
+    # The file does not name the variant; usually only the right variant gives the announced lengths.
+    readings: list[list[_Record]] = []
+    best: list[_Record] = []
+    for strict in (False, True):
+        rows = [(line, row if strict else row.lstrip()) for line, row in body]
+        # DendroPy refuses a text of two lines, so a blank line is added.
+        plain = "\n".join([f"{num_taxa} {num_sites}", *(row for _, row in rows), "", ""])
+        for interleaved in (True, False):
+            try:
+                sequences = _parse(plain, "phylip", strict=strict, interleaved=interleaved)
+                split = _first_ten if strict else _first_word
+                records = _records(sequences, rows, split, "interleaved" if interleaved else "sequential")
+            # DendroPy fails with TypeError while it formats the message on a repeated taxon.
+            except (DataParseError, TypeError, _Misread):
+                continue
+            if all(len(record.text) == num_sites for record in records):
+                readings.append(records)
+            best = best or records
+    if readings:
+        return _likeliest(readings, source, head_line)
+    _blame(source, body[:num_taxa], _first_word, None)
+    for record in best:
+        if len(record.text) != num_sites:
+            raise _wrong_length(source, record.line, record.name, len(record.text), f"{num_sites} are")
+    raise AlignmentError(
+        f"{source}, line {head_line}: {num_taxa} taxa with {num_sites} sites are announced, but the following lines "
+        "do not match. Remedy: correct the numbers, or write the file again if it is truncated."
+    )
+
+
+def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_Record]:
+    """Choose among PHYLIP variants that all give the announced lengths: known symbols, fewest names like bases."""
+    distinct = list({tuple((record.name, record.text) for record in reading): reading for reading in readings}.values())
+    nucleotides, proteins = (
+        [reading for reading in distinct if all(kind.symbols.keys() >= set(record.text.upper()) for record in reading)]
+        for kind in (DNA, PROTEIN)
+    )
+    candidates = nucleotides or proteins or distinct[:1]
+    doubts = [sum(set(record.name) <= set("ACGTU") for record in reading) for reading in candidates]
+    likely = [reading for reading, doubt in zip(candidates, doubts, strict=True) if doubt == min(doubts)]
+    if len(likely) > 1:
+        one, other = (", ".join(record.name for record in reading[:4]) for reading in likely[:2])
+        raise AlignmentError(
+            f"{source}, line {line}: the file can be read in two ways, with the taxa {one} or {other}; some names may "
+            "be bases. Remedy: write the alignment as FASTA or NEXUS."
+        )
+    return likely[0]
+
+
+def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> tuple[list[_Record], DataType | str | None]:
+    settings: dict[str, str] = {}
+    records: list[_Record] | None = None
+    has_trees = False
+    kind: DataType | str | None = None
+    for block, head, line, rest in nexus_commands(text, source, AlignmentError):
+        if block not in blocks_read and _leaves_out(block, head, rest):
+            warn_user(
+                f"{source}, line {line}: the command {head.upper()} is not read; all sites of all taxa are used with "
+                "weight one. Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
+                ConversionWarning,
+            )
+        has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
+        if block in ("data", "characters") and head == "eliminate":
+            raise AlignmentError(
+                f"{source}, line {line}: the command ELIMINATE is not supported. Remedy: write the matrix without the "
+                "eliminated columns."
+            )
+        if block in ("data", "characters") and head == "matrix" and records is not None:
+            raise AlignmentError(
+                f"{source}, line {line}: this is a second MATRIX. Remedy: give a file with one MATRIX, or join the two."
+            )
+        if block in ("data", "characters") and head in ("dimensions", "format"):
+            settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
+            kind = _declared_type(settings, source, line)
+        elif block in ("data", "characters") and head == "matrix":
+            records = _nexus_matrix(rest, source, line, settings)
+    if records is None:
+        problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add this block."
+        raise AlignmentError(f"{source}: {problem}")
+    return records, kind
+
+
+def _leaves_out(block: str, head: str, rest: str) -> bool:
+    """Whether a command excludes or weights sites or taxa in the programs that support it."""
+    if head in ("exset", "wtset"):  # a star marks the active set
+        return rest.lstrip().startswith("*") and bool(rest.split("=")[-1].strip())
+    return block in ("paup", "mrbayes") and head in ("exclude", "delete", "weights")
+
+
+def _declared_type(settings: dict[str, str], source: str, line: int) -> DataType | str | None:
+    """Check the settings of FORMAT and return the type of data that it declares."""
+    kind = settings.get("datatype", "").lower()
+    if kind not in ("", "dna", "rna", "nucleotide", "protein", "standard"):
+        raise AlignmentError(
+            f"{source}, line {line}: data of type {kind!r} are not supported. Remedy: give datatype=dna, protein or "
+            "standard; the parts of a mixed matrix in files of their own."
+        )
+    for key in ("equate", "transpose", "tokens", "nolabels", "labels"):
+        if key in settings and (key != "labels" or settings[key].lower() not in ("", "left")):
+            raise AlignmentError(
+                f"{source}, line {line}: the format option {key.upper()!r} is not supported. Remedy: write "
+                "the matrix without it."
+            )
+    symbols = "".join(settings.get("symbols", "").split())
+    if kind == "standard":
+        return standard_characters(symbols) if len(symbols) > 1 else kind
+    return PROTEIN if kind == "protein" else DNA if kind else None
+
+
+def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, str]) -> list[_Record]:
+    if re.fullmatch(r"\d{1,18}", settings.get("nchar", "")) is None:
+        raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: add nchar to DIMENSIONS.")
+    num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
+    interleaved = settings.get("interleave", "no").lower() not in ("no", "n", "false")
+    # A quoted name may hold blanks; the rest of the file has underscores instead.
+    text = QUOTED.sub(lambda found: "_".join(found.group().split()), text)
+    rows = [(first_line + offset - 1, row) for offset, row in _lines(unquoted(text))]
+    # DendroPy requires a number of taxa but accepts any smaller number, and takes '.' as match character by default.
+    plain = (
+        f"#NEXUS begin data; dimensions ntax={len(rows)} nchar={num_sites}; format datatype=standard "
+        f'symbols="{"".join(set(text.upper()) - _NO_SYMBOLS)}" matchchar={settings.get("matchchar", chr(1))} '
+        f"interleave={'yes' if interleaved else 'no'}; matrix {text}\n; end;"
+    )
+    try:
+        found = _parse(plain, "nexus", preserve_underscores=True, case_sensitive_taxon_labels=True)
+        sequences = [(name, _SET.sub(_ANY, states)) for name, states in found]
+        records = _records(sequences, rows, _first_word, "interleaved with names" if interleaved else "sequential")
+        for record, (_, states) in zip(records, found, strict=True):
+            record.sets = tuple(_SET.findall(states))
+    except (DataParseError, NexusReader.BlockTerminatedException, _Misread) as error:
+        line = error.line if isinstance(error, _Misread) else first_line - 1 + (getattr(error, "line_num", None) or 1)
+        if "MATCHCHAR" in str(error):
+            name = next(_first_word(row)[0] for at, row in rows if at == line)
+            raise AlignmentError(
+                f"{source}, line {line}: taxon {name!r} has the match character where the first sequence has no "
+                "character. Remedy: write the first sequence in full."
+            ) from error
+        if not interleaved and num_taxa in ("", str(len(rows))):
+            _blame(source, rows, _first_word, num_sites)
+        # DendroPy counts the line and column of its message from the start of `plain`.
+        said = getattr(error, "message", str(error)) or "the last sequence is too short"
+        raise AlignmentError(
+            f"{source}, line {line}: the matrix does not consist of {num_taxa or 'whole'} sequences of {num_sites} "
+            f"sites ({said}). Remedy: give each taxon once, with the number of sites in DIMENSIONS."
+        ) from error
+    own = ((settings.get("gap", "-"), "-"), (settings.get("missing", "?"), "?"))
+    usual = str.maketrans({symbol.upper(): letter for symbol, letter in own if len(symbol) == 1})
+    for record in records:
+        record.text = record.text.translate(usual)
+        if len(record.text) != num_sites:
+            raise _wrong_length(source, record.line, record.name, len(record.text), f"nchar={num_sites} is")
+    if num_taxa not in ("", str(len(records))):
+        raise AlignmentError(
+            f"{source}, line {first_line}: the matrix has {len(records)} taxa, but ntax={num_taxa} is "
+            "announced. Remedy: correct DIMENSIONS, or write the file again if it is truncated."
+        )
+    return records
+
+
+# The type of the data, as declared or told by the symbols.
+
+#: Share of bases below which letters that may be amino acids are taken for these; proteins have about a quarter.
+_SHARE_OF_BASES = 0.8
+#: Number of letters below which all are taken for bases.
+_FEW = 10
+
+
+def _type_of(
+    given: DataType | str | None, declared: DataType | str | None, records: Sequence[_Record], source: str
+) -> DataType:
+    """Return the type that the caller gives, or the file declares, or the symbols tell."""
+    names: dict[str, DataType | str] = dict.fromkeys(("dna", "rna", "nucleotide"), DNA)
+    names |= {"protein": PROTEIN, "codon": codons(), "standard": "standard"}
+    if isinstance(given, str) and given.lower() not in names:
+        raise unknown_name("type of data", given, ("DNA", "protein", "codon", "standard"))
+    if not isinstance(given, DataType | str | None):
+        raise SettingsError(f"data_type: {given!r:.60} is not a type of data. Remedy: give a name such as 'protein'.")
+    kind: DataType | str | None = names[given.lower()] if isinstance(given, str) else given
+    known = [one.name if isinstance(one, DataType) else one for one in (declared, kind) if one is not None]
+    if len(set(known)) > 1 and known != ["DNA", "codon"]:
+        raise AlignmentError(
+            f"{source}: the file declares {known[0]} data, but data_type={known[1]!r} is given. Remedy: correct one."
+        )
+    found = declared if kind is None or (kind == "standard" and declared is not None) else kind
+    if isinstance(found, DataType):
+        return found
+    counts = Counter("".join(record.text + "".join(record.sets) for record in records).upper())
+    for blank in ("-", "?", ",", _ANY):
+        counts.pop(blank, None)
+    return _guessed_type(counts, source) if found is None else _standard_of(counts, source)
+
+
+def _standard_of(counts: Counter[str], source: str) -> DataType:
+    """Return the type of morphological symbols up to the last of those that occur."""
+    symbols = standard_characters(36).states
+    unknown = sorted(counts.keys() - set(symbols))
+    if unknown:
+        raise AlignmentError(
+            f"{source}: the symbol {unknown[0]!r} is not a state of standard data. Remedy: use digits and letters."
+        )
+    return standard_characters(max([2, *(symbols.index(symbol) + 1 for symbol in counts)]))
+
+
+def _guessed_type(counts: Counter[str], source: str) -> DataType:
+    """Return the type told by how often symbols occur; AlignmentError where it cannot be told."""
+    letters = counts.total()
+    bases = sum(counts[symbol] for symbol in "ACGTU")
+    if counts.keys() <= DNA.symbols.keys():
+        letters -= sum(counts[symbol] for symbol in "NXO")
+        if letters >= _FEW and bases < letters / 2:
+            raise AlignmentError(
+                f"{source}: only {bases} of {letters} letters are A, C, G, T or U, although each is a code of "
+                "nucleotides; these look like amino acids. Remedy: give data_type='protein', or data_type='DNA' if "
+                "the others are ambiguous bases."
+            )
+        return DNA
+    if counts.keys() <= set("0123456789"):
+        return _standard_of(counts, source)
+    if letters >= _FEW and counts.keys() <= PROTEIN.symbols.keys() and bases + counts["N"] < _SHARE_OF_BASES * letters:
+        return PROTEIN
+    return DNA
+
+
+# Alignments as weighted site patterns.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alignment:
+    """Aligned sequences, stored as distinct columns with counts.
+
+    Use `from_file` or `from_sequences` to make an alignment.
+
+    Attributes
+    ----------
+    taxa : tuple of str
+        Names in file order.
+    patterns : Tensor
+        Distinct columns, shape `(taxa, patterns)`, uint8, or int64 for more than eight states. Each entry is a set
+        of states as bits, for bases A=1, C=2, G=4, T=U=8; ambiguity codes are unions, gaps and unknown states are the
+        set of all.
+    weights : Tensor
+        Number of sites with each pattern, shape `(patterns,)`, float64.
+    site_patterns : Tensor
+        Index of the pattern of each site, shape `(num_sites,)`, int64.
+    data_type : DataType
+        What the sites are: `DNA`, `PROTEIN`, codons or the states of morphological characters.
+
+    Examples
+    --------
+    >>> alignment = Alignment.from_sequences({"A": "ACGTT", "B": "ACGAA", "C": "RC-AA"})
+    >>> alignment.num_taxa, alignment.num_sites, alignment.num_patterns
+    (3, 5, 4)
+    >>> alignment.patterns[2].tolist(), alignment.weights.tolist()
+    ([5, 2, 15, 1], [1.0, 1.0, 1.0, 2.0])
+    >>> alignment
+    Alignment(DNA, 3 taxa, 5 sites, 4 patterns)
+    """
+
+    taxa: tuple[str, ...]
+    patterns: Tensor
+    weights: Tensor
+    site_patterns: Tensor
+    data_type: DataType = DNA
+
+    def __repr__(self) -> str:
+        return (
+            f"Alignment({self.data_type}, {self.num_taxa} taxa, {self.num_sites} sites, {self.num_patterns} patterns)"
+        )
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], format: str | None = None, *, data_type: DataType | str | None = None
+    ) -> Alignment:
+        r"""Read a FASTA, NEXUS or PHYLIP file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            May be compressed by gzip. NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and
+            match characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
+        format : {"fasta", "nexus", "phylip"}, optional
+            By default detected from the content, then from the suffix.
+        data_type : {"DNA", "protein", "codon", "standard"} or DataType, optional
+            By default what a NEXUS file declares, else told by the symbols: bases, amino acids, or digits for the
+            states of morphological characters. Codons are read from bases in frame, by the standard genetic code or
+            that of `codons(genetic_code)`.
+
+        Returns
+        -------
+        Alignment
+
+        Raises
+        ------
+        AlignmentError
+            If the file is missing, empty, truncated or malformed; if it holds symbols of another type of data,
+            sequences of unequal lengths, a repeated name, an incomplete codon or a stop codon; if bases cannot be told
+            from amino acids. The message gives file, line and taxon.
+        SettingsError
+            If `format` is not one of the three names, or `data_type` is unknown.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "three.fasta"
+        >>> _ = path.write_text(">A\nACGT\n>B\nACGA\n>C\nAC-A\n")
+        >>> Alignment.from_file(path).taxa
+        ('A', 'B', 'C')
+        """
+        records, declared = _read_records(path, format)
+        return cls._from_records(records, os.fspath(path), data_type, declared)
+
+    @classmethod
+    def from_sequences(cls, sequences: Mapping[str, str], *, data_type: DataType | str | None = None) -> Alignment:
+        """Make an alignment from sequences in memory.
+
+        Parameters
+        ----------
+        sequences : mapping of str to str
+            Sequence of each taxon, all of the same length.
+        data_type : {"DNA", "protein", "codon", "standard"} or DataType, optional
+            By default told by the symbols, as in `from_file`.
+
+        Returns
+        -------
+        Alignment
+            The taxa are in the order of the mapping.
+
+        Raises
+        ------
+        AlignmentError
+            If there is no site, a name is empty, a name or sequence is not text, a character is unknown, the lengths
+            are unequal, a codon is incomplete or a stop codon, or bases cannot be told from amino acids.
+        SettingsError
+            If `data_type` is unknown.
+
+        Examples
+        --------
+        >>> Alignment.from_sequences({"A": "ac", "B": "gt", "C": "u?"}).patterns.tolist()
+        [[1, 2], [4, 8], [8, 15]]
+        >>> Alignment.from_sequences({"A": "MKVLAT", "B": "MKILGT"})
+        Alignment(protein, 2 taxa, 6 sites, 6 patterns)
+        >>> Alignment.from_sequences({"A": "ATGAAA", "B": "ATGAAG"}, data_type="codon")
+        Alignment(codon, 2 taxa, 2 sites, 2 patterns)
+        """
+        if not isinstance(sequences, Mapping):
+            raise AlignmentError(
+                f"sequences: {type(sequences).__name__} is not a mapping. Remedy: give names and sequences, such as "
+                '{"A": "ACGT", "B": "ACGA"}.'
+            )
+        for name, text in sequences.items():
+            if not (isinstance(name, str) and isinstance(text, str)):
+                raise AlignmentError(
+                    f"sequences: taxon {name!r} has the sequence {text!r:.60}. Remedy: give both as text (str)."
+                )
+        records = [_Record(name, text, []) for name, text in sequences.items()]
+        return cls._from_records(records, "sequences", data_type)
+
+    @classmethod
+    def _from_records(
+        cls,
+        records: Sequence[_Record],
+        source: str,
+        data_type: DataType | str | None,
+        declared: DataType | str | None = None,
+    ) -> Alignment:
+        if not records or not records[0].text:
+            raise AlignmentError(f"{source}: there is no site. Remedy: give sequences with at least one site.")
+        kind = _type_of(data_type, declared, records, source)
+        num_sites = len(_masks(records[0], source, kind))
+        first_seen: dict[str, _Record] = {}
+        rows = np.empty((len(records), num_sites), dtype=np.uint8 if kind.num_states <= 8 else np.int64)
+        for row, record in zip(rows, records, strict=True):
+            if record.name in first_seen:
+                raise AlignmentError(
+                    f"{_at(source, record.line)}: the taxon {record.name!r} occurs twice"
+                    + (f" (first in line {first_seen[record.name].line})" if record.line else "")
+                    + ". Remedy: make names unique"
+                    + (" (a FASTA name ends at its first blank)." if record.line else ".")
+                )
+            if not record.name.strip():
+                raise AlignmentError(f"{_at(source, record.line)}: a taxon has no name. Remedy: name every taxon.")
+            first_seen[record.name] = record
+            masks = _masks(record, source, kind)
+            if len(masks) != num_sites:
+                raise AlignmentError(
+                    f"{_at(source, record.line)}: taxon {record.name!r} has {len(masks)} sites, but "
+                    f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align the sequences to one length."
+                )
+            row[:] = masks
+        return cls._from_rows(tuple(record.name for record in records), rows, kind)
+
+    @classmethod
+    def _from_rows(cls, taxa: tuple[str, ...], rows: np.ndarray, data_type: DataType) -> Alignment:
+        """Find the patterns of sets of states, shape `(taxa, sites)`."""
+        columns, site_patterns, counts = np.unique(rows, axis=1, return_inverse=True, return_counts=True)
+        # In order of first appearance, so that the order of patterns follows the file and not the codes.
+        first = np.full(len(counts), rows.shape[1])
+        np.minimum.at(first, site_patterns.ravel(), np.arange(rows.shape[1]))
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        return cls(
+            taxa=taxa,
+            patterns=torch.from_numpy(np.ascontiguousarray(columns[:, order])),
+            weights=torch.from_numpy(counts[order].astype(np.float64)),
+            site_patterns=torch.from_numpy(rank[site_patterns.ravel()]),
+            data_type=data_type,
+        )
+
+    def select(self, taxa: Sequence[str]) -> Alignment:
+        """Return the alignment of a subset of the taxa.
+
+        Parameters
+        ----------
+        taxa : sequence of str
+            Names, in the order of the result.
+
+        Returns
+        -------
+        Alignment
+            All sites; columns that become equal are merged into one pattern.
+
+        Raises
+        ------
+        AlignmentError
+            If a name is unknown or repeated, there is no name, or `taxa` is a single string.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "AC-A"})
+        >>> alignment.select(["C", "A"]).num_patterns
+        4
+        """
+        if isinstance(taxa, str):
+            raise AlignmentError(f"taxa: {taxa!r} is one name. Remedy: give a list of names, such as [{taxa!r}].")
+        row = {taxon: place for place, taxon in enumerate(self.taxa)}
+        unknown = [taxon for taxon in taxa if taxon not in row]
+        if unknown or not taxa or len(set(taxa)) < len(taxa):
+            problem = f"there is no taxon {unknown[0]!r}" if unknown else "name at least one taxon, and each taxon once"
+            raise AlignmentError(f"taxa: {problem}. Remedy: choose from {', '.join(self.taxa)}.")
+        rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
+        return self._from_rows(tuple(taxa), rows, self.data_type)
+
+    def select_sites(self, sites: Sequence[int] | np.ndarray) -> Alignment:
+        """Return the alignment of a subset of the sites.
+
+        Parameters
+        ----------
+        sites : sequence of int
+            Indices of the sites, counted from 0, in the order of the result.
+
+        Returns
+        -------
+        Alignment
+
+        Raises
+        ------
+        AlignmentError
+            If there is no site, or an index is not a whole number from 0 to `num_sites - 1`.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA"})
+        >>> alignment.select_sites(range(0, 4, 2)).patterns.tolist()
+        [[1, 4], [1, 4]]
+        """
+        chosen = self._indices(sites, "sites")
+        if not len(chosen):
+            raise AlignmentError("sites: there is no site. Remedy: choose at least one.")
+        return self._from_rows(self.taxa, self.patterns.numpy()[:, self.site_patterns.numpy()[chosen]], self.data_type)
+
+    def partitioned(
+        self, subsets: Mapping[str, Sequence[int] | np.ndarray] | str | os.PathLike[str]
+    ) -> dict[str, Alignment]:
+        r"""Divide the sites into subsets, for a `Partition`.
+
+        Parameters
+        ----------
+        subsets : mapping of str to sequence of int, or path
+            Indices of the sites of each subset, counted from 0; or a file that `read_partitions` reads: of RAxML or
+            IQ-TREE, such as `DNA, first = 1-500\3`, or NEXUS with character sets, where sites are counted from 1.
+
+        Returns
+        -------
+        dict of str to Alignment
+            All taxa, and the sites of each subset, in the given order.
+
+        Raises
+        ------
+        AlignmentError
+            If a site occurs twice, in none of the subsets, or outside the alignment; if a subset has no site; or if the
+            file is malformed. The message names the sites, counted from 1.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGTAC", "B": "ACGAAC"})
+        >>> alignment.partitioned({"third": [2, 5], "others": [0, 1, 3, 4]})["third"]
+        Alignment(DNA, 2 taxa, 2 sites, 2 patterns)
+        """
+        if isinstance(subsets, Mapping):
+            where = "subsets"
+            found = {name: self._indices(sites, f"{where}, {name!r}") for name, sites in subsets.items()}
+        else:
+            found, where = read_partitions(subsets, self.num_sites), os.fspath(subsets)
+        check_partition(found, self.num_sites, where)
+        return {name: self.select_sites(sites) for name, sites in found.items()}
+
+    def _indices(self, sites: Sequence[int] | np.ndarray, where: str) -> np.ndarray:
+        """Return sites as an array; AlignmentError if one of them is outside the alignment."""
+        try:
+            indices = np.asarray(sites)
+            indices = indices.astype(np.int64) if not indices.size else indices
+        except (TypeError, ValueError):
+            indices = np.empty((), dtype=object)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu" or ((indices < 0) | (indices >= self.num_sites)).any():
+            raise AlignmentError(
+                f"{where}: {sites!r:.60} are not sites. Remedy: give whole numbers from 0 to {self.num_sites - 1}."
+            )
+        return indices
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of sequences."""
+        return len(self.taxa)
+
+    @property
+    def num_sites(self) -> int:
+        """Number of columns."""
+        return len(self.site_patterns)
+
+    @property
+    def num_patterns(self) -> int:
+        """Number of distinct columns."""
+        return len(self.weights)
+
+
+def read_alignment(path: str | os.PathLike[str], blocks_read: Collection[str] = ()) -> Alignment:
+    """Read a file as `Alignment.from_file` does, for a caller who reads the NEXUS blocks `blocks_read` as well."""
+    records, declared = _read_records(path, None, blocks_read)
+    return Alignment._from_records(records, os.fspath(path), None, declared)
+
+
+def _at(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}, line {line}"
+
+
+def _masks(record: _Record, source: str, data_type: DataType) -> np.ndarray:
+    """Translate a sequence to sets of states, shape `(sites,)`."""
+    symbols = data_type.symbols
+    known = {**symbols} | {s.lower(): mask for s, mask in symbols.items()}
+    table = np.zeros(256, dtype=np.int64)
+    table[[ord(symbol) for symbol in known]] = list(known.values())
+    text = record.text
+    masks = table[np.frombuffer(text.encode("latin-1", errors="replace"), dtype=np.uint8)]
+    # Characters outside Latin-1 become '?', which would be read as missing data.
+    foreign = [] if text.isascii() else [site for site, symbol in enumerate(text) if ord(symbol) > 127]
+    wrong = {}
+    # A file may hold the character itself, which no set belongs to.
+    for site, several in zip([site for site, symbol in enumerate(text) if symbol == _ANY], record.sets, strict=False):
+        members = several.replace(",", "")
+        masks[site] = functools.reduce(operator.or_, (known.get(symbol, 0) for symbol in members), 0)
+        strange = [symbol for symbol in members if symbol not in known]
+        if strange:
+            wrong[site] = strange[0]
+    unknown = sorted({*np.flatnonzero(masks == 0).tolist(), *foreign, *wrong})
+    if unknown:
+        site = unknown[0]
+        symbol = wrong.get(site, text[site])
+        hint, remedy = _advice(data_type, symbol.upper())
+        raise AlignmentError(
+            f"{_at(source, record.line_of(site))}: unknown character {symbol!r} in taxon {record.name!r} "
+            f"at site {site + 1}{hint}. Remedy: {remedy}, '-' for gaps and '?' for missing data."
+        )
+    return masks if data_type.name != "codon" else _codon_masks(masks, record, source, data_type)
+
+
+def _advice(data_type: DataType, symbol: str) -> tuple[str, str]:
+    """Return what an unknown symbol suggests, and which symbols there are."""
+    if data_type == PROTEIN:
+        hint = ", which ends a protein" if symbol == "*" else ""
+        return hint, "use the letters of amino acids (with B, Z, J and X for several)"
+    if data_type.name == "standard":
+        return "", f"use the symbols {' '.join(data_type.states)}"
+    hint = "; this looks like protein data, which data_type='protein' reads" if symbol in "EFIJLPQZ*" else ""
+    return hint, "use IUPAC nucleotide codes (ACGTU, RYSWKMBDHV, N)"
+
+
+def _codon_masks(bases: np.ndarray, record: _Record, source: str, data_type: DataType) -> np.ndarray:
+    """Translate sets of bases in frame to sets of codons, shape `(sites / 3,)`."""
+    if len(bases) % 3:
+        raise AlignmentError(
+            f"{_at(source, record.line)}: taxon {record.name!r} has {len(bases)} bases, which is not a multiple of "
+            "three. Remedy: align codons in frame, from the first base on."
+        )
+    places = np.array([["ACGT".index(base) for base in codon] for codon in data_type.states])
+    allowed = (bases.reshape(-1, 1, 3) >> places) & 1  # (sites, codons, 3)
+    masks: np.ndarray = (allowed.all(axis=-1) << np.arange(data_type.num_states)).sum(axis=1)
+    ends = np.flatnonzero(masks == 0)
+    if len(ends):
+        site = 3 * int(ends[0])
+        raise AlignmentError(
+            f"{_at(source, record.line_of(site))}: taxon {record.name!r} has the stop codon "
+            f"{record.text[site : site + 3]!r} at site {site + 1}. Remedy: remove this column or write '---', check "
+            "the reading frame, or give another genetic code, as data_type=codons('vertebrate mitochondrial')."
+        )
+    return masks
+
+
+# Data sets of the package.
+
+_PRIMATES_TOPOLOGY = "(2,(12,((11,(10,(9,8))),(7,(6,(5,(4,3)))))),1);"
+
+
+def primates() -> tuple[Alignment, Tree]:
+    """Load mitochondrial DNA of twelve primates and a well-supported topology.
+
+    Returns
+    -------
+    alignment : Alignment
+        12 taxa, 898 sites.
+    tree : Tree
+        No branch lengths.
+
+    References
+    ----------
+    K. Hayasaka, T. Gojobori and S. Horai (1988), Molecular phylogeny and evolution of primate
+    mitochondrial DNA, Molecular Biology and Evolution 5, 626-644.
+
+    Examples
+    --------
+    >>> alignment, tree = primates()
+    >>> alignment.num_taxa, alignment.num_sites, tree.num_edges
+    (12, 898, 21)
+    """
+    with resources.as_file(resources.files(__package__) / "data" / "primates.nex") as path:
+        alignment = Alignment.from_file(path)
+    names = {str(number): taxon for number, taxon in enumerate(alignment.taxa, start=1)}
+    return alignment, Tree.from_newick(_PRIMATES_TOPOLOGY, translate=names)

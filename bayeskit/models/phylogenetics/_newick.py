@@ -1,0 +1,502 @@
+"""Trees in Newick and NEXUS text."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import sys
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
+from typing import NamedTuple
+
+import dendropy
+import torch
+from dendropy.dataio.nexusprocessing import NexusTokenizer
+from dendropy.utility.error import DataParseError
+
+from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError, TreeError
+from bayeskit.extend import warn_user
+
+# The statements of Newick and NEXUS files. DendroPy accepts a truncated file as complete; this code does not.
+
+QUOTED = re.compile(r"'(?:[^']|'')*'")
+_PIECE = re.compile(r"[^'\[\];]+|'(?:[^']|'')*'|.")
+_COMMENT_EDGE = re.compile(r"[\[\]]")
+ErrorType = type[AlignmentError] | type[TreeError]
+
+
+class _Statement(NamedTuple):
+    """Text up to a ';', its first line, whether there is a ';', and the comments before any parenthesis."""
+
+    line: int
+    text: str
+    closed: bool
+    notes: tuple[str, ...]
+
+
+#: First bytes of compressed files that are not read.
+_COMPRESSED = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def path_name(path: object, what: str, error: ErrorType) -> str:
+    """Return a path as text; raise `error` for anything else."""
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise error(f"path: {path!r:.60} is not a path. Remedy: give the path of {what}.")
+    return name
+
+
+def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
+    """Read a text file, plain or compressed by gzip, that should hold `what`."""
+    source = path_name(path, what, error)
+    try:
+        content = Path(source).read_bytes()
+        for start, kind in _COMPRESSED.items():
+            if content.startswith(start):
+                raise error(f"{source}: the file is compressed ({kind}). Remedy: unpack it, or compress it with gzip.")
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+        text = TextIOWrapper(BytesIO(content), encoding="utf-8-sig").read()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as problem:
+        if isinstance(problem, FileNotFoundError):
+            said = "there is no such file"
+        else:
+            said = f"the file cannot be read as text ({getattr(problem, 'strerror', None) or problem})"
+        raise error(f"{source}: {said}. Remedy: give the path of {what}.") from problem
+    if not text.strip():
+        raise error(f"{source}: the file is empty. Remedy: give {what}.")
+    return text
+
+
+def _statements(text: str, source: str, error: ErrorType, line: int = 1) -> Iterator[_Statement]:
+    """Yield each statement up to a ';' outside quotes and comments, or to the end of the text."""
+    # Comments are left out, but not their line ends; `line` is that of the start of `text`. A '#NEXUS' there is
+    # skipped.
+    head = re.match(r"\s*#nexus", text, re.IGNORECASE)
+    position = head.end() if head else 0
+    line += text.count("\n", 0, position)
+    parts: list[str] = []
+    notes: list[str] = []
+    opened = False
+
+    def statement(closed: bool) -> _Statement:
+        body = "".join(parts).lstrip()
+        found = _Statement(line - body.count("\n"), body.rstrip(), closed, tuple(notes))
+        parts.clear()
+        notes.clear()
+        return found
+
+    while match := _PIECE.match(text, position):
+        piece, position = match.group(), match.end()
+        if piece in ("'", "]"):
+            what = "quotation mark" if piece == "'" else f"character {piece!r}"
+            raise error(f"{source}, line {line}: unmatched {what}. Remedy: close or remove it.")
+        if piece == ";":
+            yield statement(True)
+            opened = False
+            continue
+        if piece == "[":
+            depth = 1
+            while depth:
+                edge = _COMMENT_EDGE.search(text, position)
+                if edge is None:
+                    raise error(f"{source}, line {line}: a comment is never closed. Remedy: add ']'.")
+                depth += 1 if edge.group() == "[" else -1
+                position = edge.end()
+            if not opened:
+                notes.append(text[match.end() : position - 1])
+            piece = "\n" * text.count("\n", match.start(), position)
+        opened = opened or "(" in piece
+        parts.append(piece)
+        line += piece.count("\n")
+    last = statement(False)
+    if last.text:
+        yield last
+
+
+def nexus_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str]]:
+    """Yield block, first word, its line and the rest of each NEXUS command; raise `error` for a truncated file."""
+    for block, head, line, rest, _ in _noted_commands(text, source, error):
+        yield block, head, line, rest
+
+
+def _noted_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str, tuple[str, ...]]]:
+    """Yield the commands as `nexus_commands` does, with the comments of each command."""
+    block, line = "", 1
+    for line, statement, closed, notes in _statements(text, source, error):
+        first = statement.split(None, 1)[0] if statement else ""
+        head, rest = first.lower(), statement[len(first) :]
+        if not closed:
+            block = block or head
+            break
+        if head == "begin":
+            block = rest.strip().lower()
+        elif head in ("end", "endblock"):
+            block = ""
+        else:
+            yield block, head, line, rest, notes
+    if block:
+        raise error(
+            f"{source}, line {line}: the file ends inside {block.upper()}, without 'END;'. Remedy: the file "
+            "seems truncated; write or copy it again."
+        )
+
+
+def unquoted(text: str) -> str:
+    """Remove the quotes of quoted words."""
+    return QUOTED.sub(lambda found: found.group()[1:-1].replace("''", "'"), text)
+
+
+# Random resolution of nodes with too many children.
+
+
+def resolve_at_random(
+    children: list[list[int]], lengths: list[float | None], length: float | None, generator: torch.Generator
+) -> None:
+    """Resolve polytomies in place, all ways equally likely; new nodes are appended, with edges of length `length`."""
+    for node in range(len(children)):
+        # Three edges meet at the root of an unrooted tree; the first serves as the edge above it.
+        kept = 1 if node == 0 and len(children[node]) > 2 else 0
+        if len(children[node]) - kept > 2:
+            top = _join(children[node][kept:], children, lengths, length, generator)
+            # The node itself replaces the topmost new node.
+            children[node] = [*children[node][:kept], *children[top]]
+            children[top] = []
+
+
+def _join(
+    parts: list[int],
+    children: list[list[int]],
+    lengths: list[float | None],
+    length: float | None,
+    generator: torch.Generator,
+) -> int:
+    """Join nodes two at a time and return the topmost of the new ones."""
+    nodes = [parts[0]]
+    parents: dict[int, int] = {}
+    for part in parts[1:]:
+        # Grafted onto the edge above a node chosen uniformly.
+        target = nodes[int(torch.randint(len(nodes), (), generator=generator))]
+        joint = len(children)
+        children.append([target, part])
+        lengths.append(length)
+        if target in parents:
+            above = children[parents[target]]
+            above[above.index(target)] = joint
+            parents[joint] = parents[target]
+        parents[target] = parents[part] = joint
+        nodes += [joint, part]
+    return next(node for node in nodes if node not in parents)
+
+
+# The trees of Newick and NEXUS files as texts, with their annotations.
+
+#: The weight that PAUP and MrBayes give a tree, `[&W 1/3]` or `[p = 0.33, P = 0.9]`, and lists, `0.33 (...)`.
+_WEIGHT_NOTE = re.compile(r"&w\s+([^\s/]+)(?:\s*/\s*(\S+))?\s*", re.IGNORECASE)
+_PROBABILITY_NOTE = re.compile(r"\s*p\s*=\s*([^\s,]+)\s*(?:,.*)?", re.DOTALL)
+_LEADING_WEIGHT = re.compile(r"([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|nan|inf))[ \t]+(?=\()", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TreeText:
+    """A Newick description, its place in a file, and its annotations there."""
+
+    newick: str
+    source: str  # name of the file
+    line: int  # where the description starts
+    translate: Mapping[str, str]  # labels by their abbreviations
+    weight: float | None = None  # weight or probability; None where the file gives none
+    rooted: bool | None = None  # None where it is not marked
+    name: str | None = None  # in NEXUS; None in Newick
+
+
+def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> list[TreeText]:
+    """Return the tree descriptions of a Newick or NEXUS file in file order; TreeError if it is invalid or has none.
+
+    Of a truncated file, `incomplete="warn"` returns the complete trees with a ConversionWarning.
+    """
+    if incomplete not in ("error", "warn"):
+        raise SettingsError(f"incomplete={incomplete!r} is unknown. Remedy: use 'error' or 'warn'.")
+    text = read_text(path, "a file with a Newick or NEXUS tree", TreeError)
+    source = os.fspath(path)
+    _refuse_alignment(text, source)
+    complete = _complete_part(text)
+    if complete is None:
+        return _find_texts(text, source)
+    if incomplete == "error":
+        try:
+            return _find_texts(text, source)
+        except TreeError as error:
+            raise TreeError(
+                f"{error} If the file is still being written, use TreeSample.from_file(..., incomplete='warn'), which "
+                "reads the complete trees."
+            ) from error
+    found = _find_texts(complete, source)
+    line = text.count("\n", 0, text.rfind(";")) + 1
+    warn_user(
+        f"{source}: the file ends too early. Its {len(found)} complete trees, up to line {line}, were read.",
+        ConversionWarning,
+    )
+    return found
+
+
+def _refuse_alignment(text: str, source: str) -> None:
+    start = text.lstrip()
+    if start.startswith(">") or re.match(r"[0-9]+[ \t]+[0-9]+[ \t]*\r?\n", start):
+        raise TreeError(f"{source}: this is an alignment, not a tree. Remedy: read it with Alignment.from_file.")
+
+
+def _complete_part(text: str) -> str | None:
+    """Return the readable part of a truncated file, or None if the file is complete."""
+    end = text.rfind(";") + 1
+    behind = re.sub(r"\[[^\[\]]*\]", "", text[end:]).strip()
+    if text.lstrip()[:6].upper() != "#NEXUS":
+        return text[:end] if behind and end else None
+    closed = re.search(r"\bend(block)?\s*;$", text[:end], re.IGNORECASE)
+    return None if closed and not behind else text[:end] + "\nend;"
+
+
+def _find_texts(text: str, source: str) -> list[TreeText]:
+    found: list[TreeText] = []
+    translate: dict[str, str] = {}
+    if text.lstrip()[:6].upper() != "#NEXUS":
+        for line, statement, _, notes in _statements(text, source, TreeError):
+            leading = _LEADING_WEIGHT.match(statement)
+            skipped = leading.end() if leading else 0
+            notes = (*notes, f"&W {leading.group(1)}") if leading else notes
+            weight = _weight(notes, source, line)
+            found.append(TreeText(statement[skipped:], source, line, translate, weight, _rooted(notes)))
+    else:
+        # DendroPy's own NEXUS reader takes a label such as '1' for the first taxon it has met, even
+        # where no block numbers the taxa, so it gets the descriptions one by one.
+        for block, head, line, rest, notes in _noted_commands(text, source, TreeError):
+            if block == "taxa" and head == "taxlabels":
+                translate = _numbers(rest)
+            elif block == "trees" and head == "translate":
+                translate = _translation(rest, source, line)
+            elif block == "trees" and head in ("tree", "utree"):
+                name = re.match(r"(?:[^'=]|'(?:[^']|'')*')*=", rest)
+                if name is None:
+                    raise TreeError(f"{source}, line {line}: a tree without '='. Remedy: write 'tree NAME = ...;'.")
+                at = line + name.group().count("\n")
+                rooted = False if head == "utree" else _rooted(notes)
+                weight = _weight(notes, source, line)
+                label = name.group()[:-1].strip(" *\t\r\n")
+                found.append(TreeText(rest[name.end() :], source, at, translate, weight, rooted, label))
+    if not found:
+        if re.search(r"\bmatrix\b", text, re.IGNORECASE):
+            remedy = "this is an alignment; read it with Alignment.from_file"
+        else:
+            remedy = "give a file with a Newick or NEXUS tree"
+        raise TreeError(f"{source}: the file holds no tree. Remedy: {remedy}.")
+    return found
+
+
+def _rooted(notes: tuple[str, ...]) -> bool | None:
+    """Read the mark `[&R]` or `[&U]`."""
+    marks = [note.strip().upper() for note in notes]
+    return True if "&R" in marks else False if "&U" in marks else None
+
+
+def _weight(notes: tuple[str, ...], source: str, line: int) -> float | None:
+    """Read `[&W ...]`, or else `[p = ...]`, which has fewer digits."""
+    found = [
+        match for pattern in (_WEIGHT_NOTE, _PROBABILITY_NOTE) for note in notes if (match := pattern.fullmatch(note))
+    ]
+    if not found:
+        return None
+    try:
+        numerator, *denominator = (float(number) for number in found[0].groups() if number is not None)
+        weight = numerator / denominator[0] if denominator else numerator
+    except (ValueError, ZeroDivisionError):
+        weight = float("nan")
+    if not 0.0 <= weight < float("inf"):
+        raise TreeError(
+            f"{source}, line {line}: {found[0].group().strip()!r} gives no weight of at least 0. Remedy: write a "
+            "number such as '[&W 0.25]'."
+        )
+    return weight
+
+
+def _numbers(text: str) -> dict[str, str]:
+    """Map the number of each taxon of a TAXLABELS command to its name, unless that number is itself a name."""
+    taxa = list(NexusTokenizer(StringIO(text), preserve_unquoted_underscores=True))
+    return {str(number): taxon for number, taxon in enumerate(taxa, start=1) if str(number) not in taxa}
+
+
+def _translation(text: str, source: str, line: int) -> dict[str, str]:
+    translate: dict[str, str] = {}
+    entry: list[str] = []
+    for word in [*NexusTokenizer(StringIO(text), preserve_unquoted_underscores=True), ","]:
+        if word != ",":
+            entry.append(word)
+            continue
+        if len(entry) not in (0, 2):
+            raise TreeError(
+                f"{source}, line {line}: the translate entry {' '.join(entry)!r} is not a pair of key and "
+                "name. Remedy: write 'KEY NAME' pairs separated by ','."
+            )
+        if entry and entry[0] in translate:
+            raise TreeError(
+                f"{source}, line {line}: the translate key {entry[0]!r} occurs twice. Remedy: give each name its own "
+                "key."
+            )
+        if entry:
+            translate[entry[0]] = entry[1]
+        entry = []
+    return translate
+
+
+# Trees in Newick text, read by DendroPy. It drops an empty node before ')' and lets a second branch length replace the
+# first; both are refused here. Descriptions of plain names and numbers, as samplers write them by the thousand, are
+# read without it, with the same result in a twentieth of the time.
+
+#: Syntax left to DendroPy to read or refuse: quotes, comments and misplaced parentheses.
+_NOT_PLAIN = re.compile(r"['\"\\\[\]{}=;]|[(,][ \t\r\n]*[,)]|[^(, \t\r\n][ \t\r\n]*\(")
+#: A parenthesis or comma with the label and length behind it, or any other character.
+_PLAIN = re.compile(
+    r"([(),])[ \t\r\n]*([^\s(),:]*)[ \t\r\n]*"
+    r"(?::[ \t\r\n]*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[ \t\r\n]*)?|(.)",
+    re.DOTALL,
+)
+#: Faults that DendroPy accepts: pattern, problem, remedy.
+_ACCEPTED_FAULTS = (
+    (re.compile(r"[(,]\s*([,)])"), "a node is missing before {!r}", "name every tip"),
+    (re.compile(r"[^\s(),:'](')"), "a quotation mark {!r} is inside a word", "quote the whole label"),
+    (
+        re.compile(r":\s*+[^\s,():{}=\"\\]++\s*+([^\s,()])"),
+        "{!r} after a length does not follow a node",
+        "write each length once, after its node",
+    ),
+)
+#: Faults that DendroPy refuses: start of its message, problem, remedy.
+_REFUSED_FAULTS = (
+    (
+        r"Invalid edge length: ';'|Unbalanced",
+        "there is no complete tree: the text ends inside a parenthesis or a length",
+        "balance the parentheses",
+    ),
+    (r"Invalid edge length: (.*)", "the branch length {} is not a number", "write a number"),
+    (r"Incomplete or improperly.*was ('.*') instead", "{} is outside all parentheses", "balance the parentheses"),
+    (r"Malformed tree statement", "'(' follows a complete node", "separate sister nodes by ',', and trees by ';'"),
+    (
+        r"Expecting .* but found (.*)",
+        "{} follows a complete node",
+        "quote labels that contain blanks or marks, and end each tree by ';'",
+    ),
+    (r"(.*)", "{}", "give a tree such as '((A,B),C,D);'"),
+)
+_LIMIT = threading.Lock()
+#: Source of a text that is not from a file.
+_IN_MEMORY = "Newick text"
+
+
+@dataclass(frozen=True)
+class ParsedTree:
+    """Nodes of one Newick description, in the order in which they open; the root is node 0."""
+
+    children: list[list[int]]  # from left to right
+    labels: list[str | None]
+    lengths: list[float | None]  # of the edge above each node
+
+
+@contextmanager
+def _frames(number: int) -> Iterator[None]:
+    """Raise the recursion limit by `number`."""
+    # DendroPy reads a tree by recursion, one call for each nested node; since Python 3.11 these calls take no C stack.
+    with _LIMIT:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + number)
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(limit)
+
+
+def quote(label: str) -> str:
+    """Return a label as Newick text, in quotes where it needs them."""
+    return label if re.fullmatch(r"[^\s()\[\]{},:;='\"\\]+", label) else "'" + label.replace("'", "''") + "'"
+
+
+def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> ParsedTree:
+    """Read one Newick description; a TreeError names `source` and the line, counted from `first_line`."""
+    found = list(_statements(text, source, TreeError, first_line))
+    line, newick = found[0][:2] if found else (first_line, "")
+
+    def fail(line: int, problem: str, remedy: str) -> TreeError:
+        if problem.startswith("there is no complete tree: ") and source != _IN_MEMORY:
+            remedy += ", or, if the file is still being written, use TreeSample.from_file(..., incomplete='warn')"
+        return TreeError(f"{source}, line {line}: {problem}. Remedy: {remedy}.")
+
+    if not newick:
+        raise fail(line, "there is no complete tree", "give a tree such as '((A,B),C,D);'")
+    if len(found) > 1:
+        raise fail(found[1].line, f"{found[1].text!r} follows the end of the tree", "give one tree, ended by ';'")
+    if plain := _read_plain(newick):
+        return plain
+    bare = QUOTED.sub(lambda match: "'" * len(match.group()), newick)
+    for fault, problem, remedy in _ACCEPTED_FAULTS:
+        if match := fault.search(bare):
+            raise fail(line + newick.count("\n", 0, match.start(1)), problem.format(match.group(1)), remedy)
+    try:
+        with _frames(bare.count("(")):
+            tree = dendropy.Tree.get(
+                data=newick + ";",
+                schema="newick",
+                preserve_underscores=True,
+                # Labels, not taxa: DendroPy merges taxa whose names differ only in case.
+                suppress_leaf_node_taxa=True,
+                suppress_internal_node_taxa=True,
+            )
+    except DataParseError as error:
+        for start, problem, remedy in _REFUSED_FAULTS:
+            if match := re.match(start, error.message):
+                raise fail(line - 1 + error.line_num, problem.format(*match.groups()), remedy) from error
+        raise
+    nodes = list(tree.preorder_node_iter())
+    number = {node: position for position, node in enumerate(nodes)}
+    return ParsedTree(
+        [[number[child] for child in node.child_node_iter()] for node in nodes],
+        [node.label for node in nodes],
+        [node.edge_length for node in nodes],
+    )
+
+
+def _read_plain(newick: str) -> ParsedTree | None:
+    """Read a tree of plain labels and lengths; return None for any other text."""
+    if not newick.startswith("(") or _NOT_PLAIN.search(newick):
+        return None
+    tree = ParsedTree([], [], [])
+    unclosed: list[int] = []
+
+    def new_node() -> int:
+        node = len(tree.children)
+        if unclosed:
+            tree.children[unclosed[-1]].append(node)
+        tree.children.append([])
+        tree.labels.append(None)
+        tree.lengths.append(None)
+        return node
+
+    for mark, label, length, other in _PLAIN.findall(newick):
+        if other or (mark != "(" and not unclosed):
+            return None
+        if mark == "(":
+            unclosed.append(new_node())
+        if mark == ")":
+            node = unclosed.pop()
+        elif label:
+            node = new_node()
+        elif length:
+            return None
+        else:
+            continue
+        tree.labels[node] = label or None
+        tree.lengths[node] = float(length) if length else None
+    return None if unclosed else tree

@@ -1,0 +1,191 @@
+"""Trees and the evidence over all topologies from a file of sequences, written to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayeskit.errors import SettingsError
+from bayeskit.extend import obey, remove_checkpoints, write_atomically, write_csv, write_netcdf
+from bayeskit.models.phylogenetics import (
+    Alignment,
+    MrBayesBlock,
+    Partition,
+    Tree,
+    asdsf,
+    majority_rule_consensus,
+    parse_substitution,
+    split_frequencies,
+)
+from bayeskit.models.phylogenetics._mrbayes import has_mrbayes_block, set_block_aside
+from bayeskit.models.phylogenetics.workflows._topology_evidence import TopologyEvidence, topology_evidence
+from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference, infer_topologies
+from bayeskit.models.phylogenetics.workflows._topology_report import draw_consensus, write_topology_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from bayeskit.models.phylogenetics import TreeSample
+
+_CHECKPOINT = "checkpoint.search"
+
+
+def infer_topologies_in_folder(
+    path: str | Path,
+    folder: str | Path,
+    *,
+    substitution: str | None = None,
+    evidence: bool = True,
+    num_steps: int = 20_000,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> tuple[TopologyInference, TopologyEvidence | None]:
+    r"""Run `infer_topologies` and `topology_evidence` on a file, and write what they find.
+
+    Files: `report.html`, `consensus.nwk` and `consensus.svg` (majority rule, with supports and mean branch lengths),
+    `run1.trees`, ... (the trees of each run), `split_frequencies.csv`, `parameters.csv`, `posterior.nc` (for ArviZ)
+    and, with `evidence`, `evidence.csv`. If it was killed, or a time budget ended it, a call with the same arguments
+    resumes the search from `checkpoint.search`, which is deleted once the results of a finished search are written.
+
+    Parameters
+    ----------
+    path : path
+        A FASTA, NEXUS or PHYLIP file.
+    folder : path
+        Existing folder.
+    substitution : str, optional
+        Such as "GTR+G4"; by default what a MrBayes block of the file asks for, and without a block JC69.
+    evidence : bool, default True
+        Whether to estimate the evidence over all topologies, in three ways.
+    num_steps : int, default 20,000
+        Steps of the variational inference.
+    seed : int, default 0
+    facts : mapping, optional
+        More rows for the report's table of settings, such as the command.
+    progress : bool, default True
+    **settings
+        Further settings of `infer_topologies`.
+
+    Returns
+    -------
+    search : TopologyInference
+    found : TopologyEvidence or None
+
+    Raises
+    ------
+    AlignmentError
+        If the file is missing or malformed, or has fewer than four taxa.
+    SettingsError
+        If a setting lies outside its domain; if the MrBayes block fixes the topology or unlinks the branch lengths; or,
+        with `evidence`, if there is one run only.
+    KeyboardInterrupt
+        On Ctrl-C, once a checkpoint is written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "data.fasta").write_text(">A\nAACCAGT\n>B\nAACCGGT\n>C\nAGCTAGA\n>D\nAGCTACA\n")
+    >>> search, _ = infer_topologies_in_folder(
+    ...     folder / "data.fasta", folder, evidence=False, num_warmup=50, num_samples=50, progress=False
+    ... )
+    >>> sorted(path.name for path in folder.glob("consensus.*"))
+    ['consensus.nwk', 'consensus.svg']
+    """
+    folder = Path(folder)
+    if evidence and settings.get("num_runs", 2) < 2:
+        raise SettingsError(
+            "num_runs: the evidence in three ways needs two runs or more, for the error of the topologies' mass. "
+            "Remedy: use num_runs=2, or search without the evidence (--no-evidence)."
+        )
+    data, model = model_of_file(path, substitution)
+    search = infer_topologies(
+        data,
+        seed=seed,
+        checkpoint=folder / _CHECKPOINT,
+        progress=progress,
+        **model,
+        **settings,
+    )
+    obey(search.ending)
+    _write(search, folder)
+    found = topology_evidence(search, num_steps=num_steps, seed=seed, progress=progress) if evidence else None
+    if found is not None:
+        obey(found.variational.ending)
+        found.table.to_csv(folder / "evidence.csv")
+    facts = {"alignment": path} | dict(facts or {})
+    write_topology_report(folder / "report.html", search, found, title=f"Trees of {Path(path).name}", settings=facts)
+    if search.ending != "time budget":
+        remove_checkpoints(folder, "search")
+    return search, found
+
+
+def model_of_file(path: str | Path, substitution: str | None) -> tuple[Alignment | Partition, dict[str, Any]]:
+    """Return the alignment of a file or its partition, and its model: named, that of its MrBayes block, or JC69.
+
+    The model is a mapping of arguments: `substitution`, `site_rates` and, of a block, `branch_length_prior` and
+    `constraints`. SettingsError if a block fixes the topology or unlinks the branch lengths.
+    """
+    if substitution is None and has_mrbayes_block(path):
+        block = MrBayesBlock.from_file(path)
+        if block.separate_branch_lengths or block.topology is not None:
+            what = "unlinks the branch lengths" if block.topology is None else "fixes the topology"
+            raise SettingsError(
+                f"{path}: the MrBayes block {what}, which the search for topologies does not support. Remedy: give a "
+                "tree, or name a substitution model."
+            )
+        # The prior is the same for all topologies.
+        model: dict[str, Any] = {
+            "branch_length_prior": block.branch_length_prior(_any_tree(block.alignment.taxa)),
+            "constraints": tuple(block.constraints.values()),
+        }
+        if len(block.partition.subsets) > 1:
+            return block.partition, model
+        (substitution_model,), (rates,) = block.partition.substitution.values(), block.partition.site_rates.values()
+        return block.alignment, model | {"substitution": substitution_model, "site_rates": rates}
+    set_block_aside(path)
+    substitution = substitution or "JC69"
+    kind = {"gy94": "codon", "gy": "codon", "mk": "standard"}.get(substitution.partition("+")[0].strip().lower())
+    alignment = Alignment.from_file(path, data_type=kind)
+    chosen, rates = parse_substitution(substitution, alignment)
+    return alignment, {"substitution": chosen, "site_rates": rates}
+
+
+def _any_tree(taxa: tuple[str, ...]) -> Tree:
+    text = str(len(taxa) - 1)
+    for place in reversed(range(2, len(taxa) - 1)):
+        text = f"({place},{text})"
+    return Tree.from_newick(f"(0,1,{text});", {str(place): taxon for place, taxon in enumerate(taxa)})
+
+
+def _write(search: TopologyInference, folder: Path) -> None:
+    """Write the trees, their summaries and the parameters."""
+    import arviz
+
+    sample = search.sample
+    for number, run in enumerate(search.samples, start=1):
+        run.to_file(folder / f"run{number}.trees")
+    write_consensus(sample, folder)
+    splits = asdsf(search.samples, 0.0) if len(search.samples) > 1 else split_frequencies(sample)
+    write_csv(folder / "split_frequencies.csv", splits.to_pandas(), float_format=None)
+    table = arviz.summary(search.to_arviz(), round_to="none")
+    write_csv(folder / "parameters.csv", table, index=True, index_label="parameter", float_format=None)
+    write_netcdf(search.to_datasets(), folder / "posterior.nc")
+
+
+def write_consensus(sample: TreeSample, folder: Path) -> None:
+    """Write the majority-rule consensus as `consensus.nwk` and `consensus.svg`."""
+    tree = majority_rule_consensus(sample)
+    tree.to_file(folder / "consensus.nwk")
+    write_figure(folder / "consensus.svg", draw_consensus(tree))
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure as SVG, whole or not at all."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    write_atomically(path, drawn.getvalue())

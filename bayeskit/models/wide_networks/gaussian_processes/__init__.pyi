@@ -1,0 +1,32 @@
+from bayeskit.models.wide_networks.gaussian_processes._comparison import (
+    GaussianProcessComparison as GaussianProcessComparison,
+)
+from bayeskit.models.wide_networks.gaussian_processes._comparison import ProcessPrediction as ProcessPrediction
+from bayeskit.models.wide_networks.gaussian_processes._comparison import (
+    compare_gaussian_processes as compare_gaussian_processes,
+)
+from bayeskit.models.wide_networks.gaussian_processes._ensemble import Ensemble as Ensemble
+from bayeskit.models.wide_networks.gaussian_processes._ensemble import GradientDescent as GradientDescent
+from bayeskit.models.wide_networks.gaussian_processes._ensemble import GradientFlow as GradientFlow
+from bayeskit.models.wide_networks.gaussian_processes._ensemble import last_layer_ensemble as last_layer_ensemble
+from bayeskit.models.wide_networks.gaussian_processes._ensemble import ntk_ensemble as ntk_ensemble
+from bayeskit.models.wide_networks.gaussian_processes._gpytorch_kernel import GPyTorchKernel as GPyTorchKernel
+from bayeskit.models.wide_networks.gaussian_processes._large_data import ConjugateGradients as ConjugateGradients
+from bayeskit.models.wide_networks.gaussian_processes._large_data import InducingPoints as InducingPoints
+from bayeskit.models.wide_networks.gaussian_processes._large_data import LargeRegression as LargeRegression
+from bayeskit.models.wide_networks.gaussian_processes._large_data import large_regression as large_regression
+from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import DepthComparison as DepthComparison
+from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import VarianceFit as VarianceFit
+from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import fit_depths as fit_depths
+from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import fit_variances as fit_variances
+from bayeskit.models.wide_networks.gaussian_processes._models import ClassificationModel as ClassificationModel
+from bayeskit.models.wide_networks.gaussian_processes._models import RegressionModel as RegressionModel
+from bayeskit.models.wide_networks.gaussian_processes._posterior import GaussianProcess as GaussianProcess
+from bayeskit.models.wide_networks.gaussian_processes._posterior import KernelRegression as KernelRegression
+from bayeskit.models.wide_networks.gaussian_processes._posterior import Posterior as Posterior
+from bayeskit.models.wide_networks.gaussian_processes._posterior import nngp_posterior as nngp_posterior
+from bayeskit.models.wide_networks.gaussian_processes._posterior import ntk_posterior as ntk_posterior
+from bayeskit.models.wide_networks.gaussian_processes._posterior import ntk_regression as ntk_regression
+from bayeskit.models.wide_networks.gaussian_processes._pyro_kernel import PyroKernel as PyroKernel
+from bayeskit.models.wide_networks.gaussian_processes._wide_kernels import PrecomputedKernel as PrecomputedKernel
+from bayeskit.models.wide_networks.gaussian_processes._wide_kernels import WideKernel as WideKernel
