@@ -83,7 +83,7 @@ def public() -> dict[str, Any]:
     """Return every class and function that a package exports to users, by the name of its module and its own."""
     found = {}
     for part in pkgutil.walk_packages(bayeskit.__path__, "bayeskit."):
-        is_private = part.name.rpartition(".")[2].startswith("_") or part.name == "bayeskit._compiler"
+        is_private = any(word.startswith("_") for word in part.name.split(".")) or part.name == "bayeskit.cli"
         if part.ispkg and not is_private:
             package = importlib.import_module(part.name)
             for value in (getattr(package, name) for name in getattr(package, "__all__", ())):
@@ -197,209 +197,208 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 #: Shorter runs for examples that take long: what is replaced in their text. Numbers are compared with the host's.
 SHORTER = {
-    "models.discrete.mixtures.labels.relabel": {"4, 300, 100": "4, 20, 10"},
-    "models.wide_networks.finite_width.ntk_drift_against_width": {"(16, 256)": "(4, 8)"},
-    "models.wide_networks.gaussian_processes.marginal_likelihood.fit_depths": {
+    "models.discrete.mixtures._labels.relabel": {"4, 300, 100": "4, 20, 10"},
+    "models.wide_networks._finite_width.ntk_drift_against_width": {"(16, 256)": "(4, 8)"},
+    "models.wide_networks.gaussian_processes._marginal_likelihood.fit_depths": {
         "fit_depths(make_network, [1, 3]": "found = fit_depths(make_network, [1, 2]"
     },
-    "inference.evidence.ladder.thermodynamic_integration": {
+    "inference.evidence._ladder.thermodynamic_integration": {
         "num_samples=200": "num_samples=10, num_warmup=40, num_chains=4, num_temperatures=4, max_temperatures=8"
     },
-    "inference.evidence.tolerance.tolerance_check": {"1 / 8, progress": "1 / 8, tighter_rtol=1 / 10, progress"},
-    "inference.samplers.ladder.Ladder": {"8, 4, 50, 20": "4, 4, 30, 10"},
-    "inference.samplers.chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
-    "inference.samplers.ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
-    "inference.samplers.nested.NestedRun": {"num_live=100": "num_live=20"},
-    "inference.samplers.nested.sample_nested": {"num_live=200": "num_live=20"},
-    "inference.samplers.sampling.sample": {
+    "inference.evidence._tolerance.tolerance_check": {"1 / 8, progress": "1 / 8, tighter_rtol=1 / 10, progress"},
+    "inference.samplers._ladder.Ladder": {"8, 4, 50, 20": "4, 4, 30, 10"},
+    "inference.samplers._chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
+    "inference.samplers._ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
+    "inference.samplers._nested.NestedRun": {"num_live=100": "num_live=20"},
+    "inference.samplers._nested.sample_nested": {"num_live=200": "num_live=20"},
+    "inference.samplers._sampling.sample": {
         "num_warmup=100, num_samples=200": "num_warmup=20, num_samples=5",
         "num_samples=100": "num_warmup=20, num_samples=5",
     },
-    "inference.samplers.stochastic_gradient.sample_stochastic_gradient": {
+    "inference.samplers._stochastic_gradient.sample_stochastic_gradient": {
         "num_samples=2000": "num_samples=20, num_warmup=20"
     },
-    "inference.training.fitting.fit": {"num_epochs=40": "num_epochs=2"},
-    "inference.generalized.coarsened.calibration_curve": {
+    "inference.training._fitting.fit": {"num_epochs=40": "num_epochs=2"},
+    "inference.generalized._coarsened.calibration_curve": {
         "num_warmup=100, num_samples=100": "num_warmup=20, num_samples=10"
     },
-    "inference.generalized.bootstrap.loss_likelihood_bootstrap": {"posterior, 4000": "posterior, 50"},
-    "inference.generalized.bootstrap.posterior_bootstrap": {"posterior, 4000": "posterior, 50"},
-    "inference.held_out.by_evidence.by_evidence": {"num_warmup=100, num_samples=200": "num_warmup=20, num_samples=10"},
+    "inference.generalized._bootstrap.loss_likelihood_bootstrap": {"posterior, 4000": "posterior, 50"},
+    "inference.generalized._bootstrap.posterior_bootstrap": {"posterior, 4000": "posterior, 50"},
+    "inference.held_out._by_evidence.by_evidence": {"num_warmup=100, num_samples=200": "num_warmup=20, num_samples=10"},
 }
 
 #: What computes nothing on a device by itself, by the reason: names of objects after those of their modules.
 ELSEWHERE = {
     "maps and their data are on the host, from where models move them to the counts": """
-        models.latent_gaussian.fields: AreaGraph
-        models.latent_gaussian.lip_cancer: LipCancer scottish_lip_cancer
-        models.latent_gaussian.models: DiseaseMap
+        models.latent_gaussian._fields: AreaGraph
+        models.latent_gaussian._lip_cancer: LipCancer scottish_lip_cancer
+        models.latent_gaussian._models: DiseaseMap
     """,
     "names, texts and pages": """
-        gallery.registry: Entry entries get_model listed names
-        gallery.scripts: Page data_file is_page is_small page pages run_page
-        gallery.trees: check_substitution mrbayes_block tree_target
+        gallery._registry: Entry entries get_model listed names
+        gallery._scripts: Page data_file is_page is_small page pages run_page
+        gallery._trees: check_substitution mrbayes_block tree_target
     """,
     "from alignments, files and models to tables and reports; they call what is rehearsed": """
-        workflows.bayes_factors: ModelComparison compare_models
-        workflows.calibration: calibration_in_folder
-        workflows.exam: Exam ExamRow run_exam run_generated_exam
-        workflows.folder: evidence_in_folder posterior_in_folder save_netcdf
-        workflows.invariance: InvariantSubsets RegressionPrior invariant_subsets
-        workflows.mixtures: TemperingBudget compare_num_components mixture_evidence symmetrised_bridge
-        workflows.phylogenetics.growing_support: SupportGrowth
-        workflows.phylogenetics.substitution_average: SubstitutionAverage average_substitution_models
-        workflows.phylogenetics.topology_comparison: TopologyComparison compare_topologies
-        workflows.phylogenetics.topology_evidence: TopologyEvidence topology_evidence
-        workflows.phylogenetics.topology_inference: TopologyInference infer_topologies
-        workflows.phylogenetics.topology_report: write_topology_report
-        workflows.phylogenetics.variational.inference: variational_inference
-        workflows.phylogenetics.variational.learning_rates: LearningRates
-        workflows.phylogenetics.variational.length_families: FlowLengths LogNormalLengths
-        workflows.phylogenetics.variational.posterior: VariationalPosterior
-        workflows.simulation_based_calibration: SBCResult sbc
+        workflows._bayes_factors: ModelComparison compare_models
+        workflows._calibration: calibration_in_folder
+        workflows._exam: Exam ExamRow run_exam run_generated_exam
+        workflows._folder: evidence_in_folder posterior_in_folder save_netcdf
+        workflows._invariance: InvariantSubsets RegressionPrior invariant_subsets
+        models.discrete.mixtures._evidence: TemperingBudget compare_num_components mixture_evidence symmetrised_bridge
+        models.phylogenetics.workflows._growing_support: SupportGrowth
+        models.phylogenetics.workflows._substitution_average: SubstitutionAverage average_substitution_models
+        models.phylogenetics.workflows._topology_comparison: TopologyComparison compare_topologies
+        models.phylogenetics.workflows._topology_evidence: TopologyEvidence topology_evidence
+        models.phylogenetics.workflows._topology_inference: TopologyInference infer_topologies
+        models.phylogenetics.workflows._topology_report: write_topology_report
+        models.phylogenetics.workflows.variational._inference: variational_inference
+        models.phylogenetics.workflows.variational._learning_rates: LearningRates
+        models.phylogenetics.workflows.variational._length_families: FlowLengths LogNormalLengths
+        models.phylogenetics.workflows.variational._posterior: VariationalPosterior
+        workflows._simulation_based_calibration: SBCResult sbc
     """,
     "problems whose data are on the host, from where ExactCase.target moves them": """
-        exact.beta_binomial: beta_binomial beta_binomial_model
-        exact.case: ExactCase
-        exact.eight_schools: eight_schools eight_schools_centered_model eight_schools_model
-        exact.enumeration: EnumeratedPosterior Marginal enumerate_latents
-        exact.family: Family
-        exact.generated: generate shrink
+        exact._beta_binomial: beta_binomial beta_binomial_model
+        exact._case: ExactCase
+        exact._eight_schools: eight_schools eight_schools_centered_model eight_schools_model
+        exact._enumeration: EnumeratedPosterior Marginal enumerate_latents
+        exact._family: Family
+        exact._generated: generate shrink
         exact: get
-        exact.linear_regression: linear_regression linear_regression_model
-        exact.neals_funnel: neals_funnel neals_funnel_model
-        exact.pima: pima pima_model
-        exact.radiata_pine: radiata_pine radiata_pine_model
-        exact.several_modes: eggbox eggbox_model gaussian_shells gaussian_shells_model spike_and_slab
+        exact._linear_regression: linear_regression linear_regression_model
+        exact._neals_funnel: neals_funnel neals_funnel_model
+        exact._pima: pima pima_model
+        exact._radiata_pine: radiata_pine radiata_pine_model
+        exact._several_modes: eggbox eggbox_model gaussian_shells gaussian_shells_model spike_and_slab
             spike_and_slab_model
-        exact.three_taxon_tree: count_site_patterns pattern_log_probabilities three_taxon_sequences
-            three_taxon_tree three_taxon_tree_model
+        exact._three_taxon_tree: count_site_patterns pattern_log_probabilities three_taxon_sequences three_taxon_tree
+            three_taxon_tree_model
     """,
     "settings, results and parts of the estimators, each of which is rehearsed on shared runs": """
-        inference.evidence.budget: Budget LadderBudget NestedSamplingBudget PosteriorBudget SMCBudget
-        inference.evidence.calibration: Calibration Problem calibrate
-        inference.evidence.comparison: EvidenceComparison compare
-        inference.evidence.conditionals: ConjugateBlock
-        inference.evidence.decorator: estimator
-        inference.evidence.flows: FittedFlow fit_flow
-        inference.evidence.judging.constants: ConstantsReport check_constants
-        inference.evidence.judging.diagnostics: Diagnostics from_draws
-        inference.evidence.judging.verdict: Verdict
-        inference.evidence.methods: Method Part select
-        inference.evidence.modes: Mode find_mode
-        inference.evidence.prequential_evidence: PrequentialEvidence
-        inference.evidence.result: Evidence PredictiveScore
-        inference.evidence.shared_runs: SharedRuns
-        inference.evidence.tolerance: ToleranceCheck
-        inference.evidence.variational: MeanField fit_mean_field
+        inference.evidence._budget: Budget LadderBudget NestedSamplingBudget PosteriorBudget SMCBudget
+        inference.evidence._calibration: Calibration Problem calibrate
+        inference.evidence._comparison: EvidenceComparison compare
+        inference.evidence._conditionals: ConjugateBlock
+        inference.evidence._decorator: estimator
+        inference.evidence._flows: FittedFlow fit_flow
+        inference.evidence.judging._constants: ConstantsReport check_constants
+        inference.evidence.judging._diagnostics: Diagnostics from_draws
+        inference.evidence.judging._verdict: Verdict
+        inference.evidence._methods: Method Part select
+        inference.evidence._modes: Mode find_mode
+        inference.evidence._prequential_evidence: PrequentialEvidence
+        inference.evidence._result: Evidence PredictiveScore
+        inference.evidence._shared_runs: SharedRuns
+        inference.evidence._tolerance: ToleranceCheck
+        inference.evidence._variational: MeanField fit_mean_field
     """,
     "numbers of Python": """
-        inference.generalized.certificates: invert_binary_divergence
+        inference.generalized._certificates: invert_binary_divergence
     """,
     "data are simulated on the host, or a function of the user is given the host's": """
-        inference.generalized.coverage: coverage_report
-        inference.generalized.cross_validation: enumerated_cross_validation
-        models.discrete.permutations.matching: NoisyMatching
+        inference.generalized._coverage: coverage_report
+        inference.generalized._cross_validation: enumerated_cross_validation
+        models.discrete.permutations._matching: NoisyMatching
     """,
     "networks are trained in single precision, and Adam magnifies rounding: on_a_device.py has a case of its own": """
-        inference.amortization.posterior: AmortizedPosterior Corrected amortize
+        inference.amortization._posterior: AmortizedPosterior Corrected amortize
     """,
     "tables and pictures, made on the host": """
-        models.vae.images: load_mnist5000 plot_traversal
-        models.discrete.sequences.plots: Series load_nile plot_boundaries
-        models.phylogenetics.summaries: plot_credible_set plot_split_frequencies plot_tree
-        models.discrete.mixtures.plots: plot_num_components plot_predictive predictive_density
+        models.vae._images: load_mnist5000 plot_traversal
+        models.discrete.sequences._plots: Series load_nile plot_boundaries
+        models.phylogenetics._summaries: plot_credible_set plot_split_frequencies plot_tree
+        models.discrete.mixtures._plots: plot_num_components plot_predictive predictive_density
     """,
     "trees, alignments, their files and distributions over them": """
-        models.phylogenetics.alignments: Alignment primates
-        models.phylogenetics.branch_derivatives: BranchDerivatives
-        models.phylogenetics.distributions.networks: ConditionalCladeDistribution SubsplitBayesianNetwork
-        models.phylogenetics.summaries: ConsensusTree greedy_consensus majority_rule_consensus
-        models.phylogenetics.data_types: DataType codons standard_characters
-        models.phylogenetics.distributions.topology_distribution: Estimate SplitProbabilities
-            TopologyDistribution
-        models.phylogenetics.topology_moves.chains: Moves
-        models.phylogenetics.mrbayes: MrBayesBlock
-        models.phylogenetics.substitution: ReversibleModel SubstitutionModel all_reversible_models
+        models.phylogenetics._alignments: Alignment primates
+        models.phylogenetics._branch_derivatives: BranchDerivatives
+        models.phylogenetics.distributions._networks: ConditionalCladeDistribution SubsplitBayesianNetwork
+        models.phylogenetics._summaries: ConsensusTree greedy_consensus majority_rule_consensus
+        models.phylogenetics._data_types: DataType codons standard_characters
+        models.phylogenetics.distributions._topology_distribution: Estimate SplitProbabilities TopologyDistribution
+        models.phylogenetics.topology_moves._chains: Moves
+        models.phylogenetics._mrbayes: MrBayesBlock
+        models.phylogenetics._substitution: ReversibleModel SubstitutionModel all_reversible_models
             empirical_frequencies
-        models.phylogenetics.distributions.frequencies: SampleFrequencies Smoothed
-        models.phylogenetics.site_rates: SiteRates
-        models.phylogenetics.trees: Tree
-        models.phylogenetics.samples: TetrapodRuns TreeSample asdsf robinson_foulds split_frequencies tetrapods
-        models.phylogenetics.topologies: all_topologies
-        models.phylogenetics.alignment_checks: check_for_search
-        models.phylogenetics.codon_models: codon_frequencies
-        models.phylogenetics.dated_topologies: dates_from_file dates_from_names
-        models.phylogenetics.neighbour_joining: jukes_cantor_distances
-        models.phylogenetics.model_names: parse_substitution
-        models.phylogenetics.site_sets: read_partitions
+        models.phylogenetics.distributions._frequencies: SampleFrequencies Smoothed
+        models.phylogenetics._site_rates: SiteRates
+        models.phylogenetics._trees: Tree
+        models.phylogenetics._samples: TetrapodRuns TreeSample asdsf robinson_foulds split_frequencies tetrapods
+        models.phylogenetics._topologies: all_topologies
+        models.phylogenetics._alignment_checks: check_for_search
+        models.phylogenetics._codon_models: codon_frequencies
+        models.phylogenetics._dated_topologies: dates_from_file dates_from_names
+        models.phylogenetics._neighbour_joining: jukes_cantor_distances
+        models.phylogenetics._model_names: parse_substitution
+        models.phylogenetics._site_sets: read_partitions
     """,
     "settings, results, abstract classes and sizes, or objects that run within the examples of others": """
-        models.wide_networks.empirical_kernels: Linearized
-        inference.curvature.laplace: LaplacePosterior Prediction
-        inference.curvature.likelihoods: OutputLikelihood
-        inference.curvature.matrices: Curvature Trace
-        inference.curvature.natural_gradients: GradientFields
-        models.wide_networks.gaussian_processes.comparison: GaussianProcessComparison ProcessPrediction
-        models.wide_networks.gaussian_processes.ensemble: Ensemble
-        models.wide_networks.gaussian_processes.large_data: ConjugateGradients InducingPoints LargeRegression
-        models.wide_networks.gaussian_processes.marginal_likelihood: DepthComparison VarianceFit
-        models.wide_networks.gaussian_processes.posterior: GaussianProcess KernelRegression Posterior
-        models.wide_networks.gaussian_processes.wide_kernels: WideKernel
-        models.wide_networks.kernels: InfiniteWidth Kernels
-        models.sparse_networks.network: LayerPrecision SparseNetwork
-        models.sparse_networks.priors: HorseshoePrior LogUniformPrior SpikeAndSlabPrior
-        inference.unnormalised.moves: Unnormalised
-        inference.unnormalised.normaliser: LogNormaliser
-        inference.unnormalised.training: EnergyObjective NoiseContrastive RankingNoiseContrastive
-        ode.operations: FailureCount
-        inference.held_out.information: ActiveUnits Information
-        inference.samplers.adaptation: Adaptation AdaptationState ChEES LongestAxis
-        inference.samplers.driver: Algorithm Control Outcome drive
-        models.vae.generative_model: Autoencoder GenerativeModel
-        models.discrete.sequences.hidden_markov: CategoricalEmission Emission GaussianEmission
-        inference.samplers.chains: Chains RunSettings run
-        models.discrete.sequences.change_points: ChangePointPrior NegativeBinomialLengths NumberOfChanges
+        models.wide_networks._empirical_kernels: Linearized
+        inference.curvature._laplace: LaplacePosterior Prediction
+        inference.curvature._likelihoods: OutputLikelihood
+        inference.curvature._matrices: Curvature Trace
+        inference.curvature._natural_gradients: GradientFields
+        models.wide_networks.gaussian_processes._comparison: GaussianProcessComparison ProcessPrediction
+        models.wide_networks.gaussian_processes._ensemble: Ensemble
+        models.wide_networks.gaussian_processes._large_data: ConjugateGradients InducingPoints LargeRegression
+        models.wide_networks.gaussian_processes._marginal_likelihood: DepthComparison VarianceFit
+        models.wide_networks.gaussian_processes._posterior: GaussianProcess KernelRegression Posterior
+        models.wide_networks.gaussian_processes._wide_kernels: WideKernel
+        models.wide_networks._kernels: InfiniteWidth Kernels
+        models.sparse_networks._network: LayerPrecision SparseNetwork
+        models.sparse_networks._priors: HorseshoePrior LogUniformPrior SpikeAndSlabPrior
+        models.unnormalised._moves: Unnormalised
+        models.unnormalised._normaliser: LogNormaliser
+        models.unnormalised._training: EnergyObjective NoiseContrastive RankingNoiseContrastive
+        ode._operations: FailureCount
+        inference.held_out._information: ActiveUnits Information
+        inference.samplers._adaptation: Adaptation AdaptationState ChEES LongestAxis
+        inference.samplers._driver: Algorithm Control Outcome drive
+        models.vae._generative_model: Autoencoder GenerativeModel
+        models.discrete.sequences._hidden_markov: CategoricalEmission Emission GaussianEmission
+        inference.samplers._chains: Chains RunSettings run
+        models.discrete.sequences._change_points: ChangePointPrior NegativeBinomialLengths NumberOfChanges
             SegmentModel
-        inference.generalized.certificates: Certificate
-        inference.generalized.checks: CoherenceReport ProprietyReport ResidualMismatch
-        inference.generalized.generalization: GeneralizationGap
-        inference.samplers.stochastic_gradient: Constant
-        inference.objectives.evidence_lower_bound: Cyclical Linear WeightSchedule infomax_weight
-        inference.generalized.losses.densities: DensityEstimate
-        inference.samplers.ladder: Exchange
-        inference.gradients.relaxed: ExponentialDecay
-        models.discrete.mixtures.gaussian_mixture: GaussianMixture UnknownSizeMixture galaxy_velocities
-        inference.objectives.sumo: GeometricTail Tail
-        inference.gradients.comparison: GradientComparison GradientStatistics
-        inference.gradients.estimator: GradientEstimator WeightedPoints
-        inference.generalized.exact: GridPosterior
-        inference.samplers.hmc: HMCInfo HMCState
-        models.vae.images: Images load_digits
-        inference.generalized.minimizer: InformationMatrices Minimum
-        models.discrete.mixtures.labels: Labels aligned
-        models.discrete.sequences.text: LearnedLexicon Lexicon candidate_words learn_lexicon
-        inference.objectives.constrained: LogLikelihoodConstraint MeanSquaredError
-        inference.generalized.losses.loss: Loss PointwiseLoss
-        inference.generalized.losses.margin: MarginLoss
-        inference.generalized.losses.mean_discrepancy: MeanEmbedding
-        inference.samplers.nuts: NUTSInfo
-        inference.samplers.nested: NestedSampler
-        inference.objectives.objective: Objective
-        inference.generalized.posterior: Pooling
-        inference.generalized.losses.prediction: PredictionLoss
-        models.discrete.permutations.relaxations: Relaxation
-        inference.generalized.coverage: ReplicatePosteriors
-        inference.samplers.populations: PopulationMoves ResampleMove SMCInfo SMCState
-        inference.samplers.smc: SMCRun
-        inference.held_out.annealing: Sandwich
-        inference.samplers.weighted_particles: sigmoid_schedule
-        models.discrete.sequences.chains: Semiring
-        inference.gradients.space: Space
-        inference.objectives.thermodynamic: TemperatureSchedule
-        inference.generalized.coarsened: coarsening_weight
-        models.vae.autoencoders: conditional_vae hierarchical_vae semi_supervised_vae
-        models.discrete.mixtures.conjugate: log_joint_of_assignments
-        inference.gradients.without_replacement: stochastic_beam_search
+        inference.generalized._certificates: Certificate
+        inference.generalized._checks: CoherenceReport ProprietyReport ResidualMismatch
+        inference.generalized._generalization: GeneralizationGap
+        inference.samplers._stochastic_gradient: Constant
+        inference.objectives._evidence_lower_bound: Cyclical Linear WeightSchedule infomax_weight
+        inference.generalized.losses._densities: DensityEstimate
+        inference.samplers._ladder: Exchange
+        inference.gradients._relaxed: ExponentialDecay
+        models.discrete.mixtures._gaussian_mixture: GaussianMixture UnknownSizeMixture galaxy_velocities
+        inference.objectives._sumo: GeometricTail Tail
+        inference.gradients._comparison: GradientComparison GradientStatistics
+        inference.gradients._estimator: GradientEstimator WeightedPoints
+        inference.generalized._exact: GridPosterior
+        inference.samplers._hmc: HMCInfo HMCState
+        models.vae._images: Images load_digits
+        inference.generalized._minimizer: InformationMatrices Minimum
+        models.discrete.mixtures._labels: Labels aligned
+        models.discrete.sequences._text: LearnedLexicon Lexicon candidate_words learn_lexicon
+        inference.objectives._constrained: LogLikelihoodConstraint MeanSquaredError
+        inference.generalized.losses._loss: Loss PointwiseLoss
+        inference.generalized.losses._margin: MarginLoss
+        inference.generalized.losses._mean_discrepancy: MeanEmbedding
+        inference.samplers._nuts: NUTSInfo
+        inference.samplers._nested: NestedSampler
+        inference.objectives._objective: Objective
+        inference.generalized._posterior: Pooling
+        inference.generalized.losses._prediction: PredictionLoss
+        models.discrete.permutations._relaxations: Relaxation
+        inference.generalized._coverage: ReplicatePosteriors
+        inference.samplers._populations: PopulationMoves ResampleMove SMCInfo SMCState
+        inference.samplers._smc: SMCRun
+        inference.held_out._annealing: Sandwich
+        inference.samplers._weighted_particles: sigmoid_schedule
+        models.discrete.sequences._chains: Semiring
+        inference.gradients._space: Space
+        inference.objectives._thermodynamic: TemperatureSchedule
+        inference.generalized._coarsened: coarsening_weight
+        models.vae._autoencoders: conditional_vae hierarchical_vae semi_supervised_vae
+        models.discrete.mixtures._conjugate: log_joint_of_assignments
+        inference.gradients._without_replacement: stochastic_beam_search
     """,
 }
