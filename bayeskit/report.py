@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bayeskit._core.plots import Drawing
-    from bayeskit.inference.samplers import Ladder
+    from bayeskit.inference.samplers._ladder import Ladder
 
 __all__ = ["posterior_section", "posterior_summary", "versions", "write_page", "write_report"]
 

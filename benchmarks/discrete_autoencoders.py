@@ -37,8 +37,8 @@ from bayeskit.inference.gradients import (
     ScoreFunction,
     StraightThrough,
     UnorderedSet,
-    space_of,
 )
+from bayeskit.inference.gradients._space import space_of
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit

@@ -31,8 +31,9 @@ import torch
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference.evidence import Budget
 from bayeskit.models.phylogenetics import GTR, Alignment, GammaRates, Topologies, Tree, TreeSample
-from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.workflows import TopologyComparison, compare_topologies
+from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
+from bayeskit.models.phylogenetics.workflows import compare_topologies
+from bayeskit.models.phylogenetics.workflows._topology_comparison import TopologyComparison
 
 #: Below each inner node of an unrooted tree: its children; the root -1 has three.
 Children = dict[int, list[int]]

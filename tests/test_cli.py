@@ -16,7 +16,7 @@ from bayeskit.cli._names import evidence_methods
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import METHODS, Budget, Evidence
 from bayeskit.inference.evidence._budget import LEAST
-from bayeskit.workflows import Exam, ExamRow
+from bayeskit.workflows._exam import Exam, ExamRow
 
 SMALL = (
     "--chains 4 --warmup 60 --samples 100 --temperatures 6 --ladder-chains 4 --ladder-warmup 30 --ladder-samples 40"

@@ -16,7 +16,7 @@ from bayeskit.inference.evidence._calibration import Calibration
 from bayeskit.inference.evidence._prequential_evidence import PrequentialEvidence
 from bayeskit.inference.evidence.judging._constants import ConstantsReport
 from bayeskit.models.phylogenetics import all_topologies
-from bayeskit.models.phylogenetics.workflows import TopologyComparison
+from bayeskit.models.phylogenetics.workflows._topology_comparison import TopologyComparison
 from bayeskit.workflows import ModelComparison
 from bayeskit.workflows._exam import Exam
 from bayeskit.workflows._invariance import InvariantSubsets, SubsetEvidence

@@ -29,7 +29,7 @@ _REMEDIES = {
     "Expected mask to be": "a mask is a tensor of booleans, as of mask.bool()",
     "tensors used as indices must be": "indices are whole numbers, as of index.long()",
 }
-_FOLDERS = ("core", "compiler", "logdensity", "inference")  # models of the package count as the user's
+_FOLDERS = ("_core", "_compiler", "_logdensity", "inference")  # models of the package count as the user's
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from bayeskit.cli._tables import (
 from bayeskit.errors import SettingsError
 
 if TYPE_CHECKING:
-    from bayeskit.workflows import Exam
+    from bayeskit.workflows._exam import Exam
 
 
 def exam(

@@ -10,69 +10,48 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bayeskit._core.inputs import unknown_name
-from bayeskit.exact._beta_binomial import beta_binomial, beta_binomial_model
+from bayeskit.exact._beta_binomial import beta_binomial
 from bayeskit.exact._case import ExactCase
-from bayeskit.exact._eight_schools import eight_schools, eight_schools_centered_model, eight_schools_model
-from bayeskit.exact._enumeration import EnumeratedPosterior, Marginal, enumerate_latents
+from bayeskit.exact._eight_schools import eight_schools
+from bayeskit.exact._enumeration import Marginal, enumerate_latents
 from bayeskit.exact._generated import FAMILIES, Family, generate, shrink
-from bayeskit.exact._linear_regression import linear_regression, linear_regression_model
-from bayeskit.exact._neals_funnel import neals_funnel, neals_funnel_model
-from bayeskit.exact._pima import pima, pima_model
-from bayeskit.exact._radiata_pine import radiata_pine, radiata_pine_model
+from bayeskit.exact._linear_regression import linear_regression
+from bayeskit.exact._neals_funnel import neals_funnel
+from bayeskit.exact._pima import pima
+from bayeskit.exact._radiata_pine import radiata_pine
 from bayeskit.exact._several_modes import (
     eggbox,
-    eggbox_model,
     gaussian_shells,
-    gaussian_shells_model,
     spike_and_slab,
-    spike_and_slab_model,
 )
 from bayeskit.exact._three_taxon_tree import (
-    PATTERN_CLASSES,
-    count_site_patterns,
     pattern_log_probabilities,
     three_taxon_sequences,
     three_taxon_tree,
-    three_taxon_tree_model,
 )
 
 __all__ = [
     "CASES",
-    "EASY",
-    "EnumeratedPosterior",
     "ExactCase",
     "FAMILIES",
     "Family",
     "Marginal",
-    "PATTERN_CLASSES",
     "beta_binomial",
-    "beta_binomial_model",
-    "count_site_patterns",
     "eggbox",
-    "eggbox_model",
     "eight_schools",
-    "eight_schools_centered_model",
-    "eight_schools_model",
     "enumerate_latents",
     "gaussian_shells",
-    "gaussian_shells_model",
     "generate",
     "get",
     "linear_regression",
-    "linear_regression_model",
     "neals_funnel",
-    "neals_funnel_model",
     "pattern_log_probabilities",
     "pima",
-    "pima_model",
     "radiata_pine",
-    "radiata_pine_model",
     "shrink",
     "spike_and_slab",
-    "spike_and_slab_model",
     "three_taxon_sequences",
     "three_taxon_tree",
-    "three_taxon_tree_model",
 ]
 
 

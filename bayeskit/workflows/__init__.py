@@ -2,23 +2,16 @@
 
 from bayeskit.workflows._bayes_factors import ModelComparison, compare_models
 from bayeskit.workflows._calibration import calibration_in_folder
-from bayeskit.workflows._exam import Exam, ExamRow, run_exam, run_generated_exam
+from bayeskit.workflows._exam import run_exam, run_generated_exam
 from bayeskit.workflows._folder import evidence_in_folder, posterior_in_folder, save_netcdf
-from bayeskit.workflows._invariance import InvariantSubsets, RegressionPrior, invariant_subsets
+from bayeskit.workflows._invariance import RegressionPrior, invariant_subsets
 from bayeskit.workflows._learned_likelihoods import (
-    LearnedDistribution,
-    LearnedLikelihood,
     learn_likelihood,
     rejection_abc,
 )
 from bayeskit.workflows._simulation_based_calibration import SBCResult, sbc
 
 __all__ = [
-    "Exam",
-    "ExamRow",
-    "InvariantSubsets",
-    "LearnedDistribution",
-    "LearnedLikelihood",
     "ModelComparison",
     "RegressionPrior",
     "SBCResult",

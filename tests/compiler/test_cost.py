@@ -70,7 +70,7 @@ def test_rewriting_a_graph_changes_little(name):
 
 
 def test_mutation_dead_code_is_counted(monkeypatch):
-    monkeypatch.setattr(cost._Recorder, "behind", lambda self, _: (len(self._sources), sum(self._bytes)))
+    monkeypatch.setattr(cost._Recorder, "behind", lambda self, _: (len(self._sources), sum(self._bytes), 0))
     assert all(built(name).cost != traced(built(name)) for name in PLAIN[:3])
 
 

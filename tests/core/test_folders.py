@@ -60,11 +60,11 @@ def places(pattern):
 
 
 def test_there_is_no_other_way_to_write_a_table_or_to_load_code():
-    assert places(r"to_csv\([^)]*=|csv\.writer|DictWriter") == ["core/folders.py"]
+    assert places(r"to_csv\([^)]*=|csv\.writer|DictWriter") == ["_core/folders.py"]
     assert places(r"pickle\.loads?\(|torch\.load\(|allow_pickle|load_library\([^n]*torch") == []
-    assert places(r"ctypes\.CDLL\(|cdll\.") == ["core/libraries.py"]
+    assert places(r"ctypes\.CDLL\(|cdll\.") == ["_core/libraries.py"]
     compiling = places(r"torch\.compile\(|_inductor\.compile\b")
-    assert compiling == ["compiler/inductor.py", "inference/training/forward_passes.py"]
+    assert compiling == ["_compiler/inductor.py", "inference/training/_forward_passes.py"]
     assert set(compiling) <= set(places(r"with compiler_cache\(\)|enter_context\(compiler_cache\(\)\)"))
 
 

@@ -8,13 +8,8 @@ import torch
 from scipy.linalg import expm
 
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
-from bayeskit.exact import (
-    PATTERN_CLASSES,
-    count_site_patterns,
-    pattern_log_probabilities,
-    three_taxon_sequences,
-    three_taxon_tree,
-)
+from bayeskit.exact import pattern_log_probabilities, three_taxon_sequences, three_taxon_tree
+from bayeskit.exact._three_taxon_tree import PATTERN_CLASSES, count_site_patterns
 
 BRANCHES = np.array([[0.1, 0.2, 0.3], [1e-6, 0.02, 1.5], [0.7, 0.7, 0.7], [3.0, 0.001, 12.0]])
 

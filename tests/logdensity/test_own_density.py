@@ -21,7 +21,8 @@ from bayeskit.errors import (
     ShapeError,
 )
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import METHODS, SharedRuns
+from bayeskit.inference.evidence import METHODS
+from bayeskit.inference.evidence._shared_runs import SharedRuns
 from bayeskit.inference.samplers import sample_ladder
 
 X = np.random.default_rng(0).normal(size=(30, 3))

@@ -4,8 +4,8 @@ import pytest
 
 from bayeskit.errors import UnknownNameError
 from bayeskit.inference.evidence import METHODS, Evidence
-from bayeskit.workflows import Exam, ExamRow, run_exam
-from bayeskit.workflows._exam import SMALL
+from bayeskit.workflows import run_exam
+from bayeskit.workflows._exam import SMALL, Exam, ExamRow
 
 
 def row(estimate, error, warnings=()):

@@ -12,7 +12,8 @@ import torch
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, DataError, DataWarning, SettingsError, ShapeError
-from bayeskit.workflows import LearnedLikelihood, learn_likelihood, rejection_abc
+from bayeskit.workflows import learn_likelihood, rejection_abc
+from bayeskit.workflows._learned_likelihoods import LearnedLikelihood
 
 DOUBLE = torch.float64
 PLAIN = dist.Normal(torch.zeros(1, dtype=DOUBLE), 2.0).to_event(1)

@@ -1,5 +1,5 @@
 """Amortised posteriors: one network for all data of a model."""
 
-from bayeskit.inference.amortization._posterior import AmortizedPosterior, Corrected, amortize
+from bayeskit.inference.amortization._posterior import AmortizedPosterior, amortize
 
-__all__ = ["AmortizedPosterior", "Corrected", "amortize"]
+__all__ = ["AmortizedPosterior", "amortize"]

@@ -2,7 +2,6 @@ from bayeskit.inference.curvature._fisher_matrices import empirical_fisher as em
 from bayeskit.inference.curvature._fisher_matrices import fisher as fisher
 from bayeskit.inference.curvature._fisher_matrices import gauss_newton as gauss_newton
 from bayeskit.inference.curvature._laplace import LaplacePosterior as LaplacePosterior
-from bayeskit.inference.curvature._laplace import Prediction as Prediction
 from bayeskit.inference.curvature._laplace import find_parameter_mode as find_parameter_mode
 from bayeskit.inference.curvature._laplace import laplace_posterior as laplace_posterior
 from bayeskit.inference.curvature._likelihoods import BernoulliOutputs as BernoulliOutputs
@@ -10,8 +9,5 @@ from bayeskit.inference.curvature._likelihoods import Categorical as Categorical
 from bayeskit.inference.curvature._likelihoods import GaussianOutputs as GaussianOutputs
 from bayeskit.inference.curvature._likelihoods import OutputLikelihood as OutputLikelihood
 from bayeskit.inference.curvature._likelihoods import Poisson as Poisson
-from bayeskit.inference.curvature._matrices import Curvature as Curvature
-from bayeskit.inference.curvature._matrices import Trace as Trace
-from bayeskit.inference.curvature._natural_gradients import GradientFields as GradientFields
 from bayeskit.inference.curvature._natural_gradients import gradient_fields as gradient_fields
 from bayeskit.inference.curvature._natural_gradients import natural_gradient as natural_gradient

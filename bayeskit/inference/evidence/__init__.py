@@ -4,18 +4,14 @@ from bayeskit.inference.evidence._arithmetic_mean import corrected_arithmetic_me
 from bayeskit.inference.evidence._bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence._budget import (
     Budget,
-    LadderBudget,
-    NestedSamplingBudget,
-    PosteriorBudget,
-    SMCBudget,
 )
 from bayeskit.inference.evidence._calibration import Calibration, Problem, calibrate
 from bayeskit.inference.evidence._chibs_method import chib
 from bayeskit.inference.evidence._comparison import EvidenceComparison, compare
 from bayeskit.inference.evidence._conditionals import ConjugateBlock
 from bayeskit.inference.evidence._decorator import estimator
-from bayeskit.inference.evidence._empirical_bayes import LocalMaximum, MaximizedEvidence, maximize
-from bayeskit.inference.evidence._flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
+from bayeskit.inference.evidence._empirical_bayes import maximize
+from bayeskit.inference.evidence._flows import fit_flow, flow_importance_sampling, learned_harmonic_mean
 from bayeskit.inference.evidence._ladder import (
     generalised_stepping_stone,
     modified_path_sampling,
@@ -37,21 +33,19 @@ from bayeskit.inference.evidence._laplus import (
 )
 from bayeskit.inference.evidence._likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
 from bayeskit.inference.evidence._methods import METHODS, Method, Part, select
-from bayeskit.inference.evidence._modes import Mode, find_mode
+from bayeskit.inference.evidence._modes import find_mode
 from bayeskit.inference.evidence._nested_evidence import nested_sampling
 from bayeskit.inference.evidence._predictive import conditional_predictive_ordinates, pointwise_predictive_density
-from bayeskit.inference.evidence._prequential_evidence import PrequentialEvidence, prequential
+from bayeskit.inference.evidence._prequential_evidence import prequential
 from bayeskit.inference.evidence._result import Evidence, PredictiveScore
 from bayeskit.inference.evidence._sequential import adaptive_smc, smc
-from bayeskit.inference.evidence._shared_runs import SharedRuns
-from bayeskit.inference.evidence._tolerance import ToleranceCheck, tolerance_check
+from bayeskit.inference.evidence._tolerance import tolerance_check
 from bayeskit.inference.evidence._variational import (
-    MeanField,
     evidence_lower_bound,
     fit_mean_field,
     variational_importance_sampling,
 )
-from bayeskit.inference.evidence.judging._constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.judging._constants import check_constants
 from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.judging._verdict import Verdict
 
@@ -59,27 +53,14 @@ __all__ = [
     "Budget",
     "Calibration",
     "ConjugateBlock",
-    "ConstantsReport",
     "Diagnostics",
     "Evidence",
     "EvidenceComparison",
-    "FittedFlow",
-    "LadderBudget",
     "METHODS",
-    "SharedRuns",
-    "LocalMaximum",
-    "MaximizedEvidence",
-    "MeanField",
     "Method",
-    "Mode",
-    "NestedSamplingBudget",
     "Part",
-    "PosteriorBudget",
     "PredictiveScore",
-    "PrequentialEvidence",
     "Problem",
-    "SMCBudget",
-    "ToleranceCheck",
     "Verdict",
     "adaptive_smc",
     "beta_prime_laplus",

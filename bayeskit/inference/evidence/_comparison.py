@@ -30,7 +30,7 @@ from bayeskit.inference.evidence.judging._belonging import belongs
 from bayeskit.inference.evidence.judging._diagnostics import Diagnostics
 from bayeskit.inference.evidence.judging._verdict import Verdict
 from bayeskit.inference.marginal._correction import LaplaceCorrection
-from bayeskit.inference.samplers import Ladder
+from bayeskit.inference.samplers._ladder import Ladder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,7 +26,8 @@ from bayeskit.inference.evidence.judging._belonging import usable_draws
 from bayeskit.inference.evidence.judging._chains import posterior_problems
 from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.marginal._correction import LaplaceCorrection
-from bayeskit.inference.samplers import Ladder, sample
+from bayeskit.inference.samplers import sample
+from bayeskit.inference.samplers._ladder import Ladder
 from bayeskit.inference.samplers._nested import NestedRun
 from bayeskit.inference.samplers._smc import SMCRun
 

@@ -36,7 +36,8 @@ from bayeskit.inference.evidence.judging._belonging import belongs
 from bayeskit.inference.evidence.judging._chains import ladder_problems, posterior_problems
 from bayeskit.inference.evidence.judging._densities import with_rounding, without_nan
 from bayeskit.inference.evidence.judging._diagnostics import from_draws
-from bayeskit.inference.samplers import Ladder, sample_ladder
+from bayeskit.inference.samplers import sample_ladder
+from bayeskit.inference.samplers._ladder import Ladder
 
 # The mean log likelihood as a function of the inverse temperature, and its numerical integration.
 

@@ -14,7 +14,7 @@ from bayeskit.inference.evidence._result import Evidence
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bayeskit.inference.samplers import Ladder
+    from bayeskit.inference.samplers._ladder import Ladder
 
 _WIDTH = 3.0
 """Half the range of plots of estimates, in typical 95 % intervals."""

@@ -3,85 +3,52 @@
 from bayeskit.inference.generalized import calibrate, losses
 from bayeskit.inference.generalized._bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
 from bayeskit.inference.generalized._certificates import (
-    Certificate,
     certify,
     divergence_from_prior,
     invert_binary_divergence,
     pac_bayes_certificate,
 )
 from bayeskit.inference.generalized._checks import (
-    CoherenceReport,
-    ProprietyReport,
-    ResidualMismatch,
     coherence_check,
     propriety_check,
     residual_mismatch,
 )
 from bayeskit.inference.generalized._coarsened import (
-    CalibrationCurve,
     calibration_curve,
     coarsened_posterior,
     coarsening_weight,
 )
 from bayeskit.inference.generalized._coverage import (
     BatchSelector,
-    CoverageReport,
-    ReplicatePosteriors,
     coverage_report,
     replicate_posteriors,
 )
 from bayeskit.inference.generalized._cross_validation import (
-    CrossValidation,
-    Prequential,
     cross_validation_evidence,
     enumerated_cross_validation,
     prequential_score,
 )
 from bayeskit.inference.generalized._exact import (
-    BetaPosterior,
-    GaussianPosterior,
-    GridPosterior,
-    Quadratic,
     beta_posterior,
     gaussian_posterior,
     grid_posterior,
-    quadratic_coefficients,
 )
 from bayeskit.inference.generalized._generalization import (
-    GeneralizationGap,
-    PathInformation,
     generalization_gap,
     path_information,
 )
-from bayeskit.inference.generalized._minimizer import InformationMatrices, Minimum, information_matrices, minimize
+from bayeskit.inference.generalized._minimizer import information_matrices, minimize
 from bayeskit.inference.generalized._posterior import DeepSets, GibbsPosterior, Max, Mean, Pooling, Sum
 from bayeskit.inference.generalized._prior import Flat
 
 __all__ = [
     "BatchSelector",
-    "BetaPosterior",
-    "CalibrationCurve",
-    "Certificate",
-    "CoherenceReport",
-    "CoverageReport",
-    "CrossValidation",
     "DeepSets",
     "Flat",
-    "GaussianPosterior",
-    "GeneralizationGap",
     "GibbsPosterior",
-    "GridPosterior",
-    "InformationMatrices",
     "Max",
     "Mean",
-    "Minimum",
-    "PathInformation",
     "Pooling",
-    "Prequential",
-    "ProprietyReport",
-    "Quadratic",
-    "ReplicatePosteriors",
-    "ResidualMismatch",
     "Sum",
     "beta_posterior",
     "calibrate",
@@ -107,7 +74,6 @@ __all__ = [
     "posterior_bootstrap",
     "prequential_score",
     "propriety_check",
-    "quadratic_coefficients",
     "replicate_posteriors",
     "residual_mismatch",
 ]

@@ -1,7 +1,7 @@
 """Gradient estimators of expectations over discrete variables, as draws of weighted points."""
 
-from bayeskit.inference.gradients._comparison import GradientComparison, GradientStatistics, compare_estimators
-from bayeskit.inference.gradients._estimator import Enumeration, GradientEstimator, Table, WeightedPoints
+from bayeskit.inference.gradients._comparison import compare_estimators
+from bayeskit.inference.gradients._estimator import Enumeration, GradientEstimator, Table
 from bayeskit.inference.gradients._relaxed import (
     REBAR,
     RELAX,
@@ -19,7 +19,7 @@ from bayeskit.inference.gradients._score_function import (
     MovingAverage,
     ScoreFunction,
 )
-from bayeskit.inference.gradients._space import Autoregressive, Space, space_of
+from bayeskit.inference.gradients._space import Autoregressive, Space
 from bayeskit.inference.gradients._without_replacement import (
     ImportanceWithoutReplacement,
     RaoBlackwell,
@@ -37,9 +37,7 @@ __all__ = [
     "DisARM",
     "Enumeration",
     "ExponentialDecay",
-    "GradientComparison",
     "GradientEstimator",
-    "GradientStatistics",
     "GumbelSoftmax",
     "ImportanceWithoutReplacement",
     "LeaveOneOut",
@@ -53,10 +51,8 @@ __all__ = [
     "Table",
     "UnorderedSet",
     "VIMCO",
-    "WeightedPoints",
     "best_k",
     "compare_estimators",
     "gumbel_top_k",
-    "space_of",
     "stochastic_beam_search",
 ]

@@ -1,14 +1,12 @@
 """Estimates after training: held-out log likelihoods, and the information of latent variables on the data."""
 
 from bayeskit.inference.held_out._annealing import (
-    Sandwich,
     annealed_importance_sampling,
     bidirectional_annealing,
 )
 from bayeskit.inference.held_out._by_evidence import by_evidence
-from bayeskit.inference.held_out._importance import HeldOut, importance_sampling
+from bayeskit.inference.held_out._importance import importance_sampling
 from bayeskit.inference.held_out._information import (
-    ActiveUnits,
     Information,
     active_units,
     aggregate_kl,
@@ -17,10 +15,7 @@ from bayeskit.inference.held_out._information import (
 from bayeskit.inference.samplers._weighted_particles import sigmoid_schedule
 
 __all__ = [
-    "ActiveUnits",
-    "HeldOut",
     "Information",
-    "Sandwich",
     "active_units",
     "aggregate_kl",
     "annealed_importance_sampling",

@@ -11,7 +11,6 @@ from bayeskit.inference.objectives._evidence_lower_bound import (
 )
 from bayeskit.inference.objectives._hierarchical import AuxiliaryELBO
 from bayeskit.inference.objectives._importance_weighted import IWAE, DReG, Renyi
-from bayeskit.inference.objectives._latent_density import LatentDensity
 from bayeskit.inference.objectives._objective import Objective
 from bayeskit.inference.objectives._reweighted_wake_sleep import ReweightedWakeSleep
 from bayeskit.inference.objectives._sumo import SUMO, GeometricTail, ReciprocalTail, Tail, sumo_estimate
@@ -28,7 +27,6 @@ __all__ = [
     "GeometricTail",
     "IWAE",
     "InfoVAE",
-    "LatentDensity",
     "Linear",
     "LogLikelihoodConstraint",
     "LogUniform",

@@ -34,8 +34,8 @@ from bayeskit._logdensity.pyro_distributions import MendedDraws
 from bayeskit._logdensity.pyro_runs import check_plates
 from bayeskit._logdensity.transforms import support_of
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError, ShapeError
-from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction, space_of
-from bayeskit.inference.gradients._space import unwrapped
+from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction
+from bayeskit.inference.gradients._space import space_of, unwrapped
 
 # Log density of a site of a trace, and checks that guide and model match.
 

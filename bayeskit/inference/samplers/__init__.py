@@ -1,19 +1,19 @@
 """Samplers: init/step kernels for a batch of chains, and the loop that runs them."""
 
-from bayeskit.inference.samplers._adaptation import Adaptation, AdaptationState, ChEES, LongestAxis
+from bayeskit.inference.samplers._adaptation import Adaptation, ChEES, LongestAxis
 from bayeskit.inference.samplers._chains import Chains, Convergence, RunSettings, run
-from bayeskit.inference.samplers._driver import Algorithm, Control, Outcome, drive
-from bayeskit.inference.samplers._hmc import HMC, HMCInfo, HMCState
-from bayeskit.inference.samplers._ladder import Exchange, Ladder, sample_ladder
+from bayeskit.inference.samplers._driver import Algorithm, Control, drive
+from bayeskit.inference.samplers._hmc import HMC
+from bayeskit.inference.samplers._ladder import Exchange, sample_ladder
 from bayeskit.inference.samplers._metric import Metric
 from bayeskit.inference.samplers._minibatch import Epochs, IndependentRows, MinibatchTarget
-from bayeskit.inference.samplers._nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
-from bayeskit.inference.samplers._nuts import NUTS, NUTSInfo
+from bayeskit.inference.samplers._nested import ConstrainedSlice, sample_nested
+from bayeskit.inference.samplers._nuts import NUTS
 from bayeskit.inference.samplers._population_moves import PopulationHMC
-from bayeskit.inference.samplers._populations import PopulationMoves, ResampleMove, SMCInfo, SMCState
+from bayeskit.inference.samplers._populations import PopulationMoves, ResampleMove
 from bayeskit.inference.samplers._pyro_nuts import sample_with_pyro
 from bayeskit.inference.samplers._sampling import sample
-from bayeskit.inference.samplers._smc import SMCRun, SMCSchedule, Stage, sample_smc
+from bayeskit.inference.samplers._smc import SMCSchedule, sample_smc
 from bayeskit.inference.samplers._stochastic_gradient import (
     SGHMC,
     SGLD,
@@ -25,7 +25,6 @@ from bayeskit.inference.samplers._stochastic_gradient import (
 
 __all__ = [
     "Adaptation",
-    "AdaptationState",
     "Algorithm",
     "ChEES",
     "Chains",
@@ -36,18 +35,11 @@ __all__ = [
     "Epochs",
     "Exchange",
     "HMC",
-    "HMCInfo",
-    "HMCState",
     "IndependentRows",
-    "Ladder",
     "LongestAxis",
     "Metric",
     "MinibatchTarget",
     "NUTS",
-    "NUTSInfo",
-    "NestedRun",
-    "NestedSampler",
-    "Outcome",
     "Polynomial",
     "PopulationHMC",
     "PopulationMoves",
@@ -56,11 +48,7 @@ __all__ = [
     "RunSettings",
     "SGHMC",
     "SGLD",
-    "SMCInfo",
-    "SMCRun",
     "SMCSchedule",
-    "SMCState",
-    "Stage",
     "drive",
     "run",
     "sample",

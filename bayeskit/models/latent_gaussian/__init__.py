@@ -15,7 +15,7 @@ from bayeskit.models.latent_gaussian._likelihoods import (
     NormalLikelihood,
     PoissonLikelihood,
 )
-from bayeskit.models.latent_gaussian._lip_cancer import LipCancer, scottish_lip_cancer
+from bayeskit.models.latent_gaussian._lip_cancer import scottish_lip_cancer
 from bayeskit.models.latent_gaussian._models import DiseaseMap, GaussianProcessModel, RandomEffects, RandomWalkModel
 from bayeskit.models.latent_gaussian._priors import PCLength, PCProportion, PCScale
 
@@ -24,7 +24,6 @@ __all__ = [
     "BinomialLikelihood",
     "DiseaseMap",
     "GaussianProcessModel",
-    "LipCancer",
     "NegativeBinomialLikelihood",
     "NormalLikelihood",
     "PCLength",

@@ -3,7 +3,6 @@
 from bayeskit.models.phylogenetics._alignment_checks import check_for_search
 from bayeskit.models.phylogenetics._alignments import Alignment, primates
 from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
-from bayeskit.models.phylogenetics._branch_derivatives import BranchDerivatives
 from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics._clocks import StrictClock, UncorrelatedLogNormalClock
 from bayeskit.models.phylogenetics._codon_models import GY94, codon_frequencies
@@ -19,7 +18,6 @@ from bayeskit.models.phylogenetics._partitions import (
     PartitionedTreeModel,
 )
 from bayeskit.models.phylogenetics._samples import (
-    TetrapodRuns,
     TreeSample,
     asdsf,
     robinson_foulds,
@@ -43,7 +41,6 @@ from bayeskit.models.phylogenetics._substitution import (
     empirical_frequencies,
 )
 from bayeskit.models.phylogenetics._summaries import (
-    ConsensusTree,
     greedy_consensus,
     majority_rule_consensus,
     plot_credible_set,
@@ -67,9 +64,7 @@ __all__ = [
     "Alignment",
     "AminoAcidModel",
     "BirthDeathTree",
-    "BranchDerivatives",
     "ConditionalCladeDistribution",
-    "ConsensusTree",
     "ConstantCoalescent",
     "DNA",
     "DataType",
@@ -99,7 +94,6 @@ __all__ = [
     "SubsplitBayesianNetwork",
     "SubstitutionModel",
     "TN93",
-    "TetrapodRuns",
     "TimeTreeModel",
     "Topologies",
     "Tree",

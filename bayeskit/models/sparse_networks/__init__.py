@@ -1,8 +1,7 @@
 """Networks with sparse variational posteriors of their weights: pruned, shrunk, and rounded by what the data tell."""
 
-from bayeskit.models.sparse_networks._compression import SelectedFeatures
 from bayeskit.models.sparse_networks._log_uniform import ImproperLogUniform, log_uniform_divergence
-from bayeskit.models.sparse_networks._network import LayerPrecision, SparseNetwork, sparsify
+from bayeskit.models.sparse_networks._network import SparseNetwork, sparsify
 from bayeskit.models.sparse_networks._priors import (
     HorseshoePrior,
     HyperbolicSecant,
@@ -14,10 +13,8 @@ from bayeskit.models.sparse_networks._priors import (
 __all__ = [
     "HorseshoePrior",
     "HyperbolicSecant",
-    "LayerPrecision",
     "ImproperLogUniform",
     "LogUniformPrior",
-    "SelectedFeatures",
     "SparseNetwork",
     "SpikeAndSlab",
     "SpikeAndSlabPrior",

@@ -1,7 +1,7 @@
 """Gaussian-process limits of wide networks, read from a torch module, and tangent kernels of finite networks."""
 
 from bayeskit.models.wide_networks._activations import Elementwise
-from bayeskit.models.wide_networks._empirical_kernels import Linearized, empirical_ntk, linearize, ntk_vector_product
+from bayeskit.models.wide_networks._empirical_kernels import empirical_ntk, linearize, ntk_vector_product
 from bayeskit.models.wide_networks._finite_width import (
     finite_width_bias,
     kernel_regime,
@@ -23,7 +23,6 @@ __all__ = [
     "Elementwise",
     "InfiniteWidth",
     "Kernels",
-    "Linearized",
     "compare_gaussian_processes",
     "empirical_ntk",
     "finite_width_bias",

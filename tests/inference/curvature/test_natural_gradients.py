@@ -11,7 +11,6 @@ from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.curvature import (
     BernoulliOutputs,
     Categorical,
-    Curvature,
     GaussianOutputs,
     Poisson,
     empirical_fisher,
@@ -20,6 +19,7 @@ from bayeskit.inference.curvature import (
     natural_gradient,
 )
 from bayeskit.inference.curvature._fisher_matrices import log_likelihood_gradient
+from bayeskit.inference.curvature._matrices import Curvature
 
 DOUBLE = torch.float64
 X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], dtype=DOUBLE)

@@ -14,9 +14,10 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DataError, SettingsError, UnknownNameError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, SharedRuns
+from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison
 from bayeskit.inference.evidence._comparison import COLUMNS, own_seconds
 from bayeskit.inference.evidence._conditionals import ConjugateBlock
+from bayeskit.inference.evidence._shared_runs import SharedRuns
 
 BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup=60, ladder_samples=60)
 

@@ -13,7 +13,8 @@ import torch
 import bayeskit as bk
 from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import METHODS, Budget, ConjugateBlock, Evidence, Part, SharedRuns
+from bayeskit.inference.evidence import METHODS, Budget, ConjugateBlock, Evidence, Part
+from bayeskit.inference.evidence._shared_runs import SharedRuns
 from bayeskit.inference.evidence.judging._diagnostics import Diagnostics
 from bayeskit.inference.samplers import sample_nested, sample_smc
 

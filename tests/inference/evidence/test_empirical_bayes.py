@@ -16,7 +16,8 @@ from sklearn.linear_model import BayesianRidge
 import bayeskit as bk
 from bayeskit._core.randomness import new_generator
 from bayeskit.errors import ModelError, SettingsError, UnknownNameError
-from bayeskit.inference.evidence import LocalMaximum, MaximizedEvidence, maximize
+from bayeskit.inference.evidence import maximize
+from bayeskit.inference.evidence._empirical_bayes import LocalMaximum, MaximizedEvidence
 
 DOUBLE = torch.float64
 EFFECTS = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12], dtype=DOUBLE)

@@ -12,9 +12,11 @@ from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, UnknownNameError
 from bayeskit.exact._several_modes import spike_and_slab
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import Budget, SharedRuns
+from bayeskit.inference.evidence import Budget
 from bayeskit.inference.evidence._comparison import COLUMNS
-from bayeskit.inference.samplers import Ladder, sample_ladder
+from bayeskit.inference.evidence._shared_runs import SharedRuns
+from bayeskit.inference.samplers import sample_ladder
+from bayeskit.inference.samplers._ladder import Ladder
 
 BUDGET = Budget(
     8,

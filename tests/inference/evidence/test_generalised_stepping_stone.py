@@ -13,7 +13,7 @@ from bayeskit._logdensity.combinators import rebased
 from bayeskit.errors import DrawsError, ModelError, SettingsError
 from bayeskit.inference._proposals import SplitStudentT
 from bayeskit.inference.evidence._ladder import fit_reference, generalised_stepping_stone
-from bayeskit.inference.samplers import Ladder
+from bayeskit.inference.samplers._ladder import Ladder
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from bayeskit.inference.evidence._ladder import (
 )
 from bayeskit.inference.evidence.judging._chains import ladder_problems
 from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
-from bayeskit.inference.samplers import Ladder, sample_ladder
+from bayeskit.inference.samplers import sample_ladder
+from bayeskit.inference.samplers._ladder import Ladder
 
 FAILURE_RATE = 1e-5
 REPLICATES, JUDGED = 60, 20

@@ -11,7 +11,8 @@ import torch
 
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference import gradients
-from bayeskit.inference.gradients import LeaveOneOut, WeightedPoints
+from bayeskit.inference.gradients import LeaveOneOut
+from bayeskit.inference.gradients._estimator import WeightedPoints
 
 LOGITS = torch.tensor([0.3, -0.5, 1.1, 0.0, -1.2], dtype=torch.float64)
 VALUES = torch.tensor([1.0, 3.0, -2.0, 0.5, 4.0], dtype=torch.float64)

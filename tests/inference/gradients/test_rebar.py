@@ -9,9 +9,10 @@ import torch
 
 from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.inference.gradients import Enumeration, ScoreFunction, WeightedPoints, space_of
+from bayeskit.inference.gradients import Enumeration, ScoreFunction
+from bayeskit.inference.gradients._estimator import WeightedPoints
 from bayeskit.inference.gradients._relaxed import REBAR, RELAX, relaxed_draws
-from bayeskit.inference.gradients._space import Autoregressive
+from bayeskit.inference.gradients._space import Autoregressive, space_of
 
 REPLICATES = 20_000
 DTYPE = torch.float64

@@ -10,9 +10,9 @@ from torch.distributions import RelaxedOneHotCategorical
 
 from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.inference.gradients import Enumeration, space_of
+from bayeskit.inference.gradients import Enumeration
 from bayeskit.inference.gradients._relaxed import Annealed, ExponentialDecay, GumbelSoftmax, StraightThrough
-from bayeskit.inference.gradients._space import Autoregressive
+from bayeskit.inference.gradients._space import Autoregressive, space_of
 from bayeskit.inference.objectives._evidence_lower_bound import Linear
 
 REPLICATES = 20_000

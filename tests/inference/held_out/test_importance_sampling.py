@@ -12,13 +12,8 @@ from pyro import poutine
 from bayeskit._core.randomness import new_generator
 from bayeskit._core.statistics import independent_log_mean_exp_error, pareto_shape
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError
-from bayeskit.inference.held_out import (
-    HeldOut,
-    annealed_importance_sampling,
-    importance_sampling,
-    mutual_information,
-)
-from bayeskit.inference.held_out._importance import _Weights
+from bayeskit.inference.held_out import annealed_importance_sampling, importance_sampling, mutual_information
+from bayeskit.inference.held_out._importance import HeldOut, _Weights
 from bayeskit.inference.objectives._drawing import Particles
 from bayeskit.models.vae import LinearVAE
 

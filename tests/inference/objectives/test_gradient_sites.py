@@ -19,10 +19,10 @@ from bayeskit.inference.gradients import (
     RaoBlackwell,
     ScoreFunction,
     UnorderedSet,
-    space_of,
 )
 from bayeskit.inference.gradients._relaxed import REBAR, RELAX, GumbelSoftmax, StraightThrough
 from bayeskit.inference.gradients._score_function import VIMCO, ControlVariate
+from bayeskit.inference.gradients._space import space_of
 from bayeskit.inference.objectives import ELBO, IWAE
 from bayeskit.inference.objectives import _drawing as drawing
 from bayeskit.inference.objectives import _drawing as terms

@@ -11,15 +11,9 @@ import torch
 
 from bayeskit import exact
 from bayeskit.errors import BudgetError, SamplingWarning
-from bayeskit.inference.samplers import (
-    SGLD,
-    MinibatchTarget,
-    NestedSampler,
-    sample_nested,
-    sample_smc,
-    sample_stochastic_gradient,
-)
+from bayeskit.inference.samplers import SGLD, MinibatchTarget, sample_nested, sample_smc, sample_stochastic_gradient
 from bayeskit.inference.samplers import _smc as smc_run
+from bayeskit.inference.samplers._nested import NestedSampler
 from bayeskit.inference.samplers._smc import AdaptiveTempering, Replicates
 from bayeskit.inference.samplers._stochastic_gradient import StochasticGradientRun
 

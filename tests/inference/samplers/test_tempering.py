@@ -11,9 +11,9 @@ from bayeskit._core.statistics import mean_error
 from bayeskit._draws import Draws
 from bayeskit.errors import CheckpointError, SamplingWarning, SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.samplers import HMC, Adaptation, Chains, Control, Ladder, RunSettings, sample_ladder
+from bayeskit.inference.samplers import HMC, Adaptation, Chains, Control, RunSettings, sample_ladder
 from bayeskit.inference.samplers._chains import PriorDraws, Tempering
-from bayeskit.inference.samplers._ladder import Exchange
+from bayeskit.inference.samplers._ladder import Exchange, Ladder
 
 PRIOR_SCALE, WIDTH = 5.0, 0.5
 MODES = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)

@@ -10,7 +10,8 @@ from torch import nn
 from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.exact._enumeration import enumerate_latents
-from bayeskit.inference.gradients import DisARM, Enumeration, LeaveOneOut, UnorderedSet, WeightedPoints
+from bayeskit.inference.gradients import DisARM, Enumeration, LeaveOneOut, UnorderedSet
+from bayeskit.inference.gradients._estimator import WeightedPoints
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.discrete._autoencoders import BinaryVAE, CategoricalVAE, binary_vae, categorical_vae

@@ -10,7 +10,8 @@ import torch
 import bayeskit as bk
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.evidence import naive_monte_carlo
-from bayeskit.models.discrete.sequences import Lexicon, SegmentedText, Strings, candidate_words, learn_lexicon
+from bayeskit.models.discrete.sequences import Lexicon, Strings, candidate_words, learn_lexicon
+from bayeskit.models.discrete.sequences._text import SegmentedText
 
 WEIGHTS = {"a": 0.3, "b": 0.2, "ab": 0.4}
 

@@ -23,7 +23,6 @@ from bayeskit.models.discrete.sequences import (
     NumberOfChanges,
     PoissonSegments,
     Segmentations,
-    SegmentedText,
     Strings,
     categorical_log_evidence,
     plot_boundaries,
@@ -33,6 +32,7 @@ from bayeskit.models.discrete.sequences import (
 from bayeskit.models.discrete.sequences import (
     _hidden_markov as hidden_markov,
 )
+from bayeskit.models.discrete.sequences._text import SegmentedText
 
 X = [0.3, -0.2, 0.1, 4.0, 5.0]
 KINDS = [np.array, list, lambda x: pd.DataFrame({"x": x})["x"]]

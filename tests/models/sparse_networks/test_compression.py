@@ -9,7 +9,8 @@ from torch import nn
 
 from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit.errors import ModelError
-from bayeskit.models.sparse_networks import SelectedFeatures, sparsify
+from bayeskit.models.sparse_networks import sparsify
+from bayeskit.models.sparse_networks._compression import SelectedFeatures
 
 
 def likelihood(outputs):

@@ -8,7 +8,6 @@ from bayeskit.inference.generalized.losses._densities import (
     EmpiricalMass,
     GammaDivergence,
     KernelDensity,
-    log_power_integral,
 )
 from bayeskit.inference.generalized.losses._log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses._loss import FunctionLoss, Loss, PointwiseLoss
@@ -34,7 +33,6 @@ from bayeskit.inference.generalized.losses._scores import (
     GeneralInverseMultiquadric,
     KernelSteinDiscrepancy,
     ScoreMatching,
-    score_of,
 )
 
 __all__ = [
@@ -70,6 +68,4 @@ __all__ = [
     "SmoothHinge",
     "SmoothPinball",
     "linear",
-    "log_power_integral",
-    "score_of",
 ]

@@ -1,5 +1,4 @@
 from bayeskit.models.discrete.mixtures._conjugate import exact_log_evidence as exact_log_evidence
-from bayeskit.models.discrete.mixtures._conjugate import log_joint_of_assignments as log_joint_of_assignments
 from bayeskit.models.discrete.mixtures._conjugate import sample_exact_posterior as sample_exact_posterior
 from bayeskit.models.discrete.mixtures._evidence import TemperingBudget as TemperingBudget
 from bayeskit.models.discrete.mixtures._evidence import compare_num_components as compare_num_components
@@ -7,7 +6,6 @@ from bayeskit.models.discrete.mixtures._evidence import mixture_evidence as mixt
 from bayeskit.models.discrete.mixtures._evidence import symmetrised_bridge as symmetrised_bridge
 from bayeskit.models.discrete.mixtures._gaussian_mixture import GaussianMixture as GaussianMixture
 from bayeskit.models.discrete.mixtures._gaussian_mixture import MixturePrior as MixturePrior
-from bayeskit.models.discrete.mixtures._gaussian_mixture import OrderedSample as OrderedSample
 from bayeskit.models.discrete.mixtures._gaussian_mixture import UnknownSizeMixture as UnknownSizeMixture
 from bayeskit.models.discrete.mixtures._gaussian_mixture import galaxy_velocities as galaxy_velocities
 from bayeskit.models.discrete.mixtures._labels import Labels as Labels

@@ -32,9 +32,7 @@ from bayeskit.models.discrete.sequences._plots import (
 )
 from bayeskit.models.discrete.sequences._segmentations import Segmentations
 from bayeskit.models.discrete.sequences._text import (
-    LearnedLexicon,
     Lexicon,
-    SegmentedText,
     Strings,
     candidate_words,
     learn_lexicon,
@@ -50,7 +48,6 @@ __all__ = [
     "GaussianEmission",
     "HiddenMarkov",
     "HiddenMarkovModel",
-    "LearnedLexicon",
     "Lexicon",
     "LogSum",
     "MaxWeight",
@@ -61,7 +58,6 @@ __all__ = [
     "PoissonSegments",
     "SegmentModel",
     "Segmentations",
-    "SegmentedText",
     "Semiring",
     "Series",
     "Strings",

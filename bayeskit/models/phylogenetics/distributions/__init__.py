@@ -3,17 +3,13 @@
 from bayeskit.models.phylogenetics.distributions._frequencies import SampleFrequencies, Smoothed
 from bayeskit.models.phylogenetics.distributions._networks import ConditionalCladeDistribution, SubsplitBayesianNetwork
 from bayeskit.models.phylogenetics.distributions._topology_distribution import (
-    Estimate,
-    SplitProbabilities,
     TopologyDistribution,
 )
 
 __all__ = [
     "ConditionalCladeDistribution",
-    "Estimate",
     "SampleFrequencies",
     "Smoothed",
-    "SplitProbabilities",
     "SubsplitBayesianNetwork",
     "TopologyDistribution",
 ]

@@ -1,13 +1,11 @@
 """Bayesian inference of trees: evidence of many topologies, and variational inference."""
 
-from bayeskit.models.phylogenetics.topology_moves import Moves
 from bayeskit.models.phylogenetics.workflows._growing_support import SupportGrowth
 from bayeskit.models.phylogenetics.workflows._substitution_average import (
-    SubstitutionAverage,
     average_substitution_models,
 )
-from bayeskit.models.phylogenetics.workflows._topology_comparison import TopologyComparison, compare_topologies
-from bayeskit.models.phylogenetics.workflows._topology_evidence import TopologyEvidence, topology_evidence
+from bayeskit.models.phylogenetics.workflows._topology_comparison import compare_topologies
+from bayeskit.models.phylogenetics.workflows._topology_evidence import topology_evidence
 from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference, infer_topologies
 from bayeskit.models.phylogenetics.workflows._topology_report import write_topology_report
 from bayeskit.models.phylogenetics.workflows.variational import (
@@ -22,11 +20,7 @@ __all__ = [
     "FlowLengths",
     "LearningRates",
     "LogNormalLengths",
-    "Moves",
-    "SubstitutionAverage",
     "SupportGrowth",
-    "TopologyComparison",
-    "TopologyEvidence",
     "TopologyInference",
     "VariationalPosterior",
     "average_substitution_models",

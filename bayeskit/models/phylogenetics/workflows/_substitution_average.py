@@ -35,7 +35,7 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters
 from bayeskit.models.phylogenetics._substitution import check_data_type
-from bayeskit.models.phylogenetics.distributions import Estimate
+from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics.workflows._topology_comparison import (
     ForestModel,
     JointProposal,

@@ -82,8 +82,7 @@ from bayeskit.models.phylogenetics._topology_constraints import (
     log_number_of_topologies,
 )
 from bayeskit.models.phylogenetics._trees import check_same_taxa
-from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.distributions._topology_distribution import TopologyDistribution
+from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate, TopologyDistribution
 
 if TYPE_CHECKING:
     import pandas as pd

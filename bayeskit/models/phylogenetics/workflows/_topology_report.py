@@ -24,7 +24,6 @@ from bayeskit.extend import (
     write_atomically,
 )
 from bayeskit.models.phylogenetics import (
-    ConsensusTree,
     Partition,
     SiteRates,
     asdsf,
@@ -34,6 +33,7 @@ from bayeskit.models.phylogenetics import (
     split_frequencies,
 )
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters
+from bayeskit.models.phylogenetics._summaries import ConsensusTree
 from bayeskit.models.phylogenetics.workflows._topology_evidence import TopologyEvidence
 from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference
 

@@ -1,7 +1,6 @@
 from bayeskit.models.wide_networks.gaussian_processes._comparison import (
     GaussianProcessComparison as GaussianProcessComparison,
 )
-from bayeskit.models.wide_networks.gaussian_processes._comparison import ProcessPrediction as ProcessPrediction
 from bayeskit.models.wide_networks.gaussian_processes._comparison import (
     compare_gaussian_processes as compare_gaussian_processes,
 )
@@ -13,10 +12,7 @@ from bayeskit.models.wide_networks.gaussian_processes._ensemble import ntk_ensem
 from bayeskit.models.wide_networks.gaussian_processes._gpytorch_kernel import GPyTorchKernel as GPyTorchKernel
 from bayeskit.models.wide_networks.gaussian_processes._large_data import ConjugateGradients as ConjugateGradients
 from bayeskit.models.wide_networks.gaussian_processes._large_data import InducingPoints as InducingPoints
-from bayeskit.models.wide_networks.gaussian_processes._large_data import LargeRegression as LargeRegression
 from bayeskit.models.wide_networks.gaussian_processes._large_data import large_regression as large_regression
-from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import DepthComparison as DepthComparison
-from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import VarianceFit as VarianceFit
 from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import fit_depths as fit_depths
 from bayeskit.models.wide_networks.gaussian_processes._marginal_likelihood import fit_variances as fit_variances
 from bayeskit.models.wide_networks.gaussian_processes._models import ClassificationModel as ClassificationModel

@@ -22,7 +22,8 @@ from bayeskit.inference.evidence.judging._constants import (
 )
 from bayeskit.inference.generalized import GibbsPosterior, losses
 from bayeskit.models.discrete._genotypes import GenotypeModel
-from bayeskit.models.discrete.sequences import SegmentedText, Strings
+from bayeskit.models.discrete.sequences import Strings
+from bayeskit.models.discrete.sequences._text import SegmentedText
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 
 F64 = torch.float64

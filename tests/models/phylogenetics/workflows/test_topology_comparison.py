@@ -36,11 +36,15 @@ from bayeskit.models.phylogenetics import (
     primates,
 )
 from bayeskit.models.phylogenetics._parameters import FreeParameters
-from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.workflows import TopologyComparison, compare_topologies
+from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics.workflows import _topology_comparison as defence
 from bayeskit.models.phylogenetics.workflows import _topology_comparison as topology_comparison
-from bayeskit.models.phylogenetics.workflows._topology_comparison import JointProposal, share_of_tail
+from bayeskit.models.phylogenetics.workflows import compare_topologies
+from bayeskit.models.phylogenetics.workflows._topology_comparison import (
+    JointProposal,
+    TopologyComparison,
+    share_of_tail,
+)
 from bayeskit.workflows._bayes_factors import ModelComparison
 
 DOUBLE = torch.float64
