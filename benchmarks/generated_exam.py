@@ -23,7 +23,7 @@ from typing import Any
 from bayeskit import exact
 from bayeskit._core.randomness import derived_seed
 from bayeskit.errors import BayeskitError
-from bayeskit.exact import _generated
+from bayeskit.exact import generated
 from bayeskit.inference.evidence import compare, select
 from bayeskit.parallel import map_tasks
 from bayeskit.workflows._exam import GENERATED_METHODS, MAX_PROBLEMS, ExamRow
@@ -103,9 +103,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--checkpoint", help="folder for finished problems, from which a later call goes on")
     arguments = parser.parse_args()
-    named = (*exact.FAMILIES, _generated.FiftyThousandRows)
+    named = (*exact.FAMILIES, generated.FiftyThousandRows)
     known = {family.__name__: (family,) for family in named}
-    known |= {"all": exact.FAMILIES, "extremes": _generated.EXTREME_FAMILIES}
+    known |= {"all": exact.FAMILIES, "extremes": generated.EXTREME_FAMILIES}
     families = tuple(family for name in arguments.families for family in known[name])
     methods = tuple(method.name for method in select(arguments.methods))
     found = map_tasks(

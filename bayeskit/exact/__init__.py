@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bayeskit._core.inputs import unknown_name
+from bayeskit.exact import generated
 from bayeskit.exact._beta_binomial import beta_binomial
 from bayeskit.exact._case import ExactCase
 from bayeskit.exact._eight_schools import eight_schools
 from bayeskit.exact._enumeration import Marginal, enumerate_latents
-from bayeskit.exact._generated import FAMILIES, Family, generate, shrink
 from bayeskit.exact._linear_regression import linear_regression
 from bayeskit.exact._neals_funnel import neals_funnel
 from bayeskit.exact._pima import pima
@@ -29,6 +29,7 @@ from bayeskit.exact._three_taxon_tree import (
     three_taxon_sequences,
     three_taxon_tree,
 )
+from bayeskit.exact.generated import FAMILIES, Family, generate, shrink
 
 __all__ = [
     "CASES",
@@ -42,6 +43,7 @@ __all__ = [
     "enumerate_latents",
     "gaussian_shells",
     "generate",
+    "generated",
     "get",
     "linear_regression",
     "neals_funnel",

@@ -314,7 +314,7 @@ def run_generated_exam(
 
     Examples
     --------
-    >>> from bayeskit.exact._generated import BetaBernoulli, GammaPoisson
+    >>> from bayeskit.exact.generated import BetaBernoulli, GammaPoisson
     >>> from bayeskit.workflows import run_generated_exam
     >>> families = [BetaBernoulli, GammaPoisson]
     >>> exam = run_generated_exam(2, ["naive_monte_carlo"], seed=1, progress=False, families=families)

@@ -154,8 +154,9 @@ def _page(room: str, inside: list[str], homes: dict[int, str], offered: set[int]
             returning = [thing]
             for one in returning:  # what is returned has methods of its own, whose results are added as they are met
                 for result in returned_classes(one):
-                    if id(result) not in offered and id(result) not in homes:
-                        homes[id(result)] = f"{result.__module__}.{result.__name__}"
+                    where = f"{result.__module__}.{result.__name__}"
+                    if id(result) not in offered and id(result) not in homes and where.startswith(f"{room}."):
+                        homes[id(result)] = where
                         kinds["What they return"].append(homes[id(result)])
                         returning.append(result)
     for kind, names in kinds.items():

@@ -171,14 +171,13 @@ budget = TemperingBudget(48, 8, 0.7) if is_small() else TemperingBudget(48, 12, 
 found = compare_num_components(y, sizes, budget=budget, progress=False)
 print(found)
 middle, width = float(y.min() + y.max()) / 2, float(y.max() - y.min())
-precision_prior = betaprime(2.0, 0.2, scale=10 / width**2)
 
 
 def integrand(log_precision: float) -> float:
     precision = math.exp(log_precision)
-    covariance = np.eye(len(y)) / precision + width**2
-    log_likelihood = multivariate_normal(np.full(len(y), middle), covariance).logpdf(y)
-    return math.exp(log_likelihood + 247.0 + precision_prior.logpdf(precision) + log_precision)
+    log_likelihood = multivariate_normal([middle] * len(y), np.eye(len(y)) / precision + width**2).logpdf(y)
+    log_prior = betaprime(2.0, 0.2, scale=10 / width**2).logpdf(precision) + log_precision
+    return math.exp(log_likelihood + 247.0 + log_prior)
 
 
 one = math.log(quad(integrand, -8.0, 0.0, epsabs=0.0)[0]) - 247.0

@@ -13,8 +13,8 @@ from scipy.stats import beta, expon, halfnorm, lognorm, multivariate_normal, mul
 
 from bayeskit import exact
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.exact import _generated as generated
-from bayeskit.exact._generated import (
+from bayeskit.exact import generated
+from bayeskit.exact.generated import (
     EXTREME_FAMILIES,
     FAMILIES,
     generate,

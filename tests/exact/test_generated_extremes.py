@@ -11,9 +11,8 @@ from scipy.special import logsumexp
 from scipy.stats import halfcauchy, invgamma, multivariate_t, norm
 
 from bayeskit.errors import SettingsError
-from bayeskit.exact import _generated as generated
 from bayeskit.exact import _generated_extremes as extremes
-from bayeskit.exact import generate
+from bayeskit.exact import generate, generated
 from bayeskit.exact._family import log_integral, log_integral_over_space
 from bayeskit.exact._generated_extremes import EXTREME_FAMILIES
 

@@ -9,7 +9,7 @@ import bayeskit as bk
 from bayeskit._core.randomness import new_generator
 from bayeskit._logdensity.pyro_density import parts_of
 from bayeskit.errors import ModelError
-from bayeskit.exact._generated import WishartNormal
+from bayeskit.exact.generated import WishartNormal
 
 
 def log_likelihood(u):

@@ -12,17 +12,17 @@ from bayeskit import cli, exact
 from bayeskit.cli._application import BAD_INPUT
 from bayeskit.cli._exam import print_generated_exam
 from bayeskit.errors import CheckpointError, DataError, SettingsError
-from bayeskit.exact import _generated, _generated_extremes
+from bayeskit.exact import generated
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.workflows import _exam as exam_module
 from bayeskit.workflows import run_generated_exam
 from bayeskit.workflows._exam import SMALL, Exam, ExamRow
 
 #: What is quickly sampled, where any problems do.
-NAMES = vars(_generated_extremes) | vars(_generated)
-SIMPLE = (_generated.BetaBernoulli, _generated.GammaPoisson)
+NAMES = vars(generated)
+SIMPLE = (generated.BetaBernoulli, generated.GammaPoisson)
 #: Without modes that no draw of the prior finds, so that what is said about them can be asked to be right.
-WITHOUT_EXTREMES = tuple(family for family in exact.FAMILIES if family not in _generated.EXTREME_FAMILIES)
+WITHOUT_EXTREMES = tuple(family for family in exact.FAMILIES if family not in generated.EXTREME_FAMILIES)
 
 
 def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
@@ -88,7 +88,7 @@ def test_a_failure_is_shrunk_and_printed_in_its_smallest_form(monkeypatch, capsy
         raise RuntimeError("always")
 
     monkeypatch.setattr(exam_module, "compare", broken)
-    families = [_generated.HalfCauchyScale]
+    families = [generated.HalfCauchyScale]
     exam = run_generated_exam(1, ["naive_monte_carlo"], seed=1, progress=False, families=families)
     (answer,) = exam.rows
     smallest = eval(answer.smallest, NAMES)  # noqa: S307  our own names

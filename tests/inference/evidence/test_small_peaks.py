@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.exact._generated import CauchyStudent
+from bayeskit.exact.generated import CauchyStudent
 from bayeskit.inference._known_modes import _nearest_before, divided_by_valleys
 from bayeskit.inference.evidence import compare
 from bayeskit.workflows._exam import GENERATED_BUDGET

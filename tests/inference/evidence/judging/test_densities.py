@@ -9,7 +9,7 @@ import torch
 from scipy.special import betaln
 
 import bayeskit as bk
-from bayeskit.exact._generated import BetaBernoulli
+from bayeskit.exact.generated import BetaBernoulli
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence.judging._densities import rounding_problems
 

@@ -13,7 +13,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit._core.randomness import new_generator
 from bayeskit._draws import Draws
-from bayeskit.exact._generated import NormalGroups
+from bayeskit.exact.generated import NormalGroups
 from bayeskit.inference import evidence
 from bayeskit.inference._known_modes import weigh_mode
 from bayeskit.inference._optimize import lbfgs

@@ -22,6 +22,8 @@ from bayeskit._core.inputs import whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.exact._case import ExactCase
 from bayeskit.exact._family import (
+    MAX_ERROR,
+    Density,
     Family,
     Numbers,
     log_integral,
@@ -31,7 +33,72 @@ from bayeskit.exact._family import (
 )
 from bayeskit.exact._generated_extremes import (
     EXTREME_FAMILIES,
+    AngleAcrossCut,
+    ChangePoint,
+    ConstantLikelihood,
+    FiftyThousandRows,
+    HardEdges,
+    ManyCoefficients,
+    ManyRows,
+    NarrowInsideWide,
+    NormalModes,
+    Ridge,
+    ScaledRegression,
+    ShrunkMeans,
+    VagueScale,
 )
+
+__all__ = [
+    "AngleAcrossCut",
+    "Autoregression",
+    "BetaBernoulli",
+    "BetaBinomialGroups",
+    "CauchyStudent",
+    "ChangePoint",
+    "ConstantLikelihood",
+    "CorrelationPair",
+    "Density",
+    "DirichletMultinomial",
+    "EXTREME_FAMILIES",
+    "FAMILIES",
+    "Family",
+    "FiftyThousandRows",
+    "GammaPoisson",
+    "HalfCauchyScale",
+    "HardEdges",
+    "IntervalLocation",
+    "InverseGammaNormal",
+    "LocalLevel",
+    "LogisticSlope",
+    "MAX_ERROR",
+    "ManyCoefficients",
+    "ManyRows",
+    "NarrowInsideWide",
+    "NormalGroups",
+    "NormalModes",
+    "NormalRegression",
+    "Numbers",
+    "OrderedCuts",
+    "PoissonGroups",
+    "PositiveScale",
+    "Ridge",
+    "ScaledRegression",
+    "SeveralCoefficients",
+    "ShrunkMeans",
+    "SinglePrecision",
+    "TwoMeans",
+    "TwoStateMarkov",
+    "UniformWall",
+    "VagueScale",
+    "WishartNormal",
+    "generate",
+    "log_integral",
+    "log_integral_over_space",
+    "shrink",
+    "tensors",
+    "wide",
+]
+
 
 # Families of generated problems: other supports, groups, regressions, time series and single precision.
 
@@ -1200,7 +1267,7 @@ def shrink(problem: Family, fails: Callable[[Family], bool]) -> Family:
 
     Examples
     --------
-    >>> from bayeskit.exact._generated import GammaPoisson, shrink
+    >>> from bayeskit.exact.generated import GammaPoisson, shrink
     >>> shrink(GammaPoisson(0.02, 3.0, (1.0, 0.0, 4.0, 2.0), 1), lambda problem: problem.shape < 0.1)
     GammaPoisson(shape=0.01, rate=1.0, y=(1.0,), seen=1)
     """
