@@ -65,11 +65,10 @@ print(f"{len(y)} galaxies, from {float(y.min()):.1f} to {float(y.max()):.1f} tho
 # narrow; the prior says hardly more than that velocities are of this order.
 
 target = bk.Target.from_pyro(mixture)
-prior = target.constrain(target.sample_prior(5, seed=3))
 x = np.linspace(0.0, 45.0, 600)
 prior_predictive = Figure(figsize=(7, 3.2), layout="constrained")
 axes = prior_predictive.subplots()
-axes.plot(x, mixture.log_density(prior, x).exp().T)
+axes.plot(x, mixture.log_density(target.constrain(target.sample_prior(5, seed=3)), x).exp().T)
 axes.plot(y, np.full(len(y), -0.01), "|", color="0.3")
 axes.set(xlabel="velocity (1000 km/s)", ylabel="density", ylim=(-0.02, 0.5), title="prior densities, and the galaxies")
 
