@@ -119,7 +119,6 @@ ELSEWHERE = {
     "compare_topologies": "tests/models/phylogenetics/workflows/test_topology_comparison_inputs.py",
     "infer_topologies": "tests/models/phylogenetics/workflows/test_topology_inference.py",
     "variational_inference": "tests/models/phylogenetics/workflows/test_variational_phylogenetics_storage.py",
-    "SharedRuns": "inside of compare",
     "Control": "inside of all samplers",
 }
 

@@ -176,7 +176,7 @@ def test_summing_out_scaled_probabilities_would_be_noticed():
         def add(self, item):
             pass
 
-    target._density._rows.enumerated = Empty()
+    target._density.of._rows.enumerated = Empty()
     assert epoch_error(target, exact("mixture")) > 1e-3
 
 
