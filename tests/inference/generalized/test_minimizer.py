@@ -9,6 +9,7 @@ from scipy.optimize import linprog
 from torch.distributions import constraints
 
 from bayeskit.errors import ShapeError
+from bayeskit.inference import _optimize as optimize
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized import _minimizer as minimizer
 from bayeskit.inference.generalized._minimizer import WIDTHS, minimize, residual_spread
@@ -189,8 +190,8 @@ def test_losses_that_fall_off_for_ever_are_flagged():
 def test_a_step_up_would_be_noticed(monkeypatch):
     covariates, outcomes = regression()
     posterior = GibbsPosterior(Flat((3,)), losses.HalfSquared(losses.linear), (covariates, outcomes))
-    step = minimizer._step
-    monkeypatch.setattr(minimizer, "_step", lambda g, h: (-step(g, h)[0], step(g, h)[1]))
+    step = optimize._newton_step
+    monkeypatch.setattr(optimize, "_newton_step", lambda g, h: (-step(g, h)[0], step(g, h)[1]))
     found = minimize(posterior)
     exact = least_squares(covariates, outcomes, torch.ones(60, dtype=torch.float64))
     assert not bool(found.converged) and float((found.position - exact).abs().max()) > 1e-3
@@ -232,12 +233,12 @@ def test_problems_of_some_rows_are_those_rows():
     weights = dirichlet_weights(5, 60)
     problem = minimizer._Problem(posterior, posterior.loss, 0.0, weights, None)
     u = torch.randn(5, 3, generator=generator(), dtype=torch.float64)
-    rows = torch.tensor([3, 1])
-    assert torch.equal(problem.of(rows).values(u[rows]), problem.values(u)[rows])
-    value, gradient, hessian = problem.derivatives(u)
-    assert torch.allclose(value, problem.values(u), atol=1e-10)
+    rows, every = torch.tensor([3, 1]), torch.arange(5)
+    assert torch.equal(problem.values(u[rows], rows), problem.values(u, every)[rows])
+    value, gradient, hessian = problem.derivatives(u, every)
+    assert torch.allclose(value, problem.values(u, every), atol=1e-10)
     exact = torch.einsum("rn,ni,nj->rij", weights, covariates, covariates)
     assert float((hessian - exact).abs().max()) < 1e-10
-    shifted = replace(problem, prior_weight=1.0).values(u)
+    shifted = replace(problem, prior_weight=1.0).values(u, every)
     assert float((shifted - value).abs().max()) < 1e-12  # a flat prior adds nothing
     assert gradient.shape == (5, 3)
