@@ -274,7 +274,7 @@ ELSEWHERE = {
         exact._three_taxon_tree: pattern_log_probabilities three_taxon_sequences three_taxon_tree
     """,
     "settings, results and parts of the estimators, each of which is rehearsed on shared runs": """
-        inference.evidence._budget: Budget
+        inference.evidence._budget: Budget LadderBudget NestedSamplingBudget PosteriorBudget SMCBudget
         inference.evidence._calibration: Calibration Problem calibrate
         inference.evidence._comparison: EvidenceComparison compare
         inference.evidence._conditionals: ConjugateBlock

@@ -4,6 +4,10 @@ from bayeskit.inference.evidence._arithmetic_mean import corrected_arithmetic_me
 from bayeskit.inference.evidence._bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence._budget import (
     Budget,
+    LadderBudget,
+    NestedSamplingBudget,
+    PosteriorBudget,
+    SMCBudget,
 )
 from bayeskit.inference.evidence._calibration import Calibration, Problem, calibrate
 from bayeskit.inference.evidence._chibs_method import chib
@@ -50,6 +54,10 @@ from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, from_d
 from bayeskit.inference.evidence.judging._verdict import Verdict
 
 __all__ = [
+    "LadderBudget",
+    "NestedSamplingBudget",
+    "PosteriorBudget",
+    "SMCBudget",
     "Budget",
     "Calibration",
     "ConjugateBlock",

@@ -226,7 +226,7 @@ def test_codes_too_improbable_for_a_number(estimator, num_variables):
     """Probabilities of 1e-60 and 1e-400 in single precision: weights are like those of few variables."""
     logits = torch.zeros(8, num_variables, 10, requires_grad=True)
     q = torch.distributions.Independent(torch.distributions.OneHotCategorical(logits=logits), 1)
-    drawn = estimator.points(gradients.space_of(q), torch.Generator().manual_seed(0))
+    drawn = estimator.points(space_of(q), torch.Generator().manual_seed(0))
     assert bool((drawn.weights > 0).all())
     # Unnormalised importance weights of k draws are near a gamma variable of mean one and variance 1 / (k - 1).
     slack = 20.0 if estimator == gradients.ImportanceWithoutReplacement(4) else 1e-3
@@ -237,9 +237,7 @@ def test_codes_too_improbable_for_a_number(estimator, num_variables):
 
 
 def test_draws_outside_of_improbable_points_are_different_from_these():
-    space = gradients.space_of(
-        torch.distributions.Independent(torch.distributions.Bernoulli(torch.full((1200,), 0.5)), 1)
-    )
+    space = space_of(torch.distributions.Independent(torch.distributions.Bernoulli(torch.full((1200,), 0.5)), 1))
     kept = torch.zeros(3, 1200, dtype=torch.int64)
     kept[1, -1], kept[2, -2] = 1, 1
     codes = sample_outside(space, kept, 500, torch.Generator().manual_seed(0))

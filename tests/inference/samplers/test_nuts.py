@@ -6,6 +6,7 @@ from scipy.special import digamma, polygamma
 from scipy.stats import gamma, kstest
 
 import bayeskit as bk
+from bayeskit._compiler import compilation
 from bayeskit._core.statistics import effective_sample_size
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers import _nuts as compiled_doubling
@@ -340,7 +341,7 @@ def test_compiled_moves_are_the_eager_ones(skewed):
 
 
 def test_without_a_compiler_moves_are_eager(monkeypatch):
-    monkeypatch.setattr(compiled_doubling, "has_compiler", lambda: False)
+    monkeypatch.setattr(compilation, "has_compiler", lambda: False)
     form = (torch.Size([2]), False, 3, 2, torch.float64, torch.device("cpu"))
     assert compiled_doubling.compiled_moves.__wrapped__(*form, 5, 1000.0) is None
 
