@@ -38,7 +38,8 @@ def three_taxon_sequences() -> dict[str, str]:
 
     Examples
     --------
-    >>> from bayeskit.exact import count_site_patterns, three_taxon_sequences
+    >>> from bayeskit.exact import three_taxon_sequences
+    >>> from bayeskit.exact._three_taxon_tree import count_site_patterns
     >>> sequences = three_taxon_sequences()
     >>> list(sequences), {len(sequence) for sequence in sequences.values()}
     (['taxon1', 'taxon2', 'taxon3'], {72})
@@ -69,7 +70,7 @@ def count_site_patterns(sequences: Mapping[str, str]) -> Tensor:
 
     Examples
     --------
-    >>> from bayeskit.exact import count_site_patterns
+    >>> from bayeskit.exact._three_taxon_tree import count_site_patterns
     >>> count_site_patterns({"a": "AAC", "b": "AAG", "c": "ACT"}).tolist()
     [1.0, 1.0, 0.0, 0.0, 1.0]
     """
@@ -133,7 +134,7 @@ def pattern_log_probabilities(branch_lengths: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.exact import pattern_log_probabilities
+        >>> from bayeskit.exact import pattern_log_probabilities
     >>> probabilities = pattern_log_probabilities(torch.tensor([0.1, 0.2, 0.3])).exp()
     >>> round(float(probabilities @ torch.tensor([4.0, 12.0, 12.0, 12.0, 24.0])), 5)
     1.0
@@ -173,7 +174,7 @@ def three_taxon_tree_model(counts: Tensor, rate: Tensor) -> None:
     Examples
     --------
     >>> import pyro
-    >>> from bayeskit.exact import three_taxon_tree
+        >>> from bayeskit.exact import three_taxon_tree
     >>> case = three_taxon_tree()
     >>> trace = pyro.poutine.trace(case.model).get_trace(*case.args)
     >>> tuple(trace.nodes["branch_lengths"]["value"].shape)
@@ -245,7 +246,7 @@ def three_taxon_tree(
 
     Examples
     --------
-    >>> from bayeskit.exact import three_taxon_tree
+        >>> from bayeskit.exact import three_taxon_tree
     >>> case = three_taxon_tree()
     >>> abs(case.log_evidence - three_taxon_tree(num_nodes=40).log_evidence) < 1e-10
     True

@@ -82,7 +82,7 @@ class ExamRow:
     Examples
     --------
     >>> from bayeskit.inference.evidence import Evidence
-    >>> from bayeskit.workflows import ExamRow
+    >>> from bayeskit.workflows._exam import ExamRow
     >>> ExamRow("linreg10", Evidence("harmonic_mean", -75.7, 0.3, 1000), -94.0845).verdict
     'FALSE COMFORT'
     """
@@ -238,7 +238,7 @@ def run_exam(
 
     Examples
     --------
-    >>> from bayeskit.workflows import run_exam
+        >>> from bayeskit.workflows import run_exam
     >>> exam = run_exam(["laplace_importance_sampling"], ["beta_binomial"], progress=False)
     >>> print(exam)
     1 answers: 1 pass, 0 self-flagged, 0 false comfort
@@ -315,7 +315,7 @@ def run_generated_exam(
     Examples
     --------
     >>> from bayeskit.exact.generated import BetaBernoulli, GammaPoisson
-    >>> from bayeskit.workflows import run_generated_exam
+        >>> from bayeskit.workflows import run_generated_exam
     >>> families = [BetaBernoulli, GammaPoisson]
     >>> exam = run_generated_exam(2, ["naive_monte_carlo"], seed=1, progress=False, families=families)
     >>> len(exam.rows), exam.has_false_comfort

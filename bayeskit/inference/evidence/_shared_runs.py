@@ -54,7 +54,8 @@ class SharedRuns:
     Examples
     --------
     >>> import bayeskit as bk
-    >>> from bayeskit.inference.evidence import Budget, SharedRuns
+    >>> from bayeskit.inference.evidence import Budget
+    >>> from bayeskit.inference.evidence._shared_runs import SharedRuns
     >>> runs = SharedRuns(bk.exact.get("beta_binomial").target(), Budget(2, 50, 20))
     >>> runs.draws
     Draws(2 chains x 20 draws, dim 1, sites: p)

@@ -45,7 +45,8 @@ class ToleranceCheck:
 
     Examples
     --------
-    >>> from bayeskit.inference.evidence import Evidence, ToleranceCheck
+    >>> from bayeskit.inference.evidence import Evidence
+    >>> from bayeskit.inference.evidence._tolerance import ToleranceCheck
     >>> one, other = (Evidence("bridge_sampling", value, 0.01, 8000) for value in (-145.45, -145.56))
     >>> print(ToleranceCheck(1e-2, 1e-4, one, other, -0.11, 0.002))
     log evidence -145.450 +- 0.010 at rtol 0.01, -145.560 +- 0.010 at 0.0001, difference -0.1100 +- 0.0020

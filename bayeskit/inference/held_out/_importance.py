@@ -181,7 +181,7 @@ class HeldOut:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.inference.held_out import HeldOut
+    >>> from bayeskit.inference.held_out._importance import HeldOut
     >>> result = HeldOut("importance_sampling", torch.tensor([-1.0, -3.0]), torch.tensor([0.3, 0.4]), 1000)
     >>> result.mean, result.total, round(result.standard_error, 3), result.trusted
     (-2.0, -4.0, 0.25, True)
@@ -346,7 +346,7 @@ def importance_sampling(
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
-    >>> from bayeskit.inference.held_out import importance_sampling
+        >>> from bayeskit.inference.held_out import importance_sampling
     >>> def model(x):
     ...     with pyro.plate("data", len(x)):
     ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))

@@ -55,7 +55,7 @@ class ExchangePosterior:
     --------
     See :func:`exchange_posterior`.
 
-    >>> from bayeskit.models.unnormalised import ExchangePosterior
+    >>> from bayeskit.models.unnormalised._exchange import ExchangePosterior
     >>> ExchangePosterior({}, torch.ones(4), {}, {}, (), 0).trusted
     True
     """
@@ -146,7 +146,7 @@ def exchange_posterior(
 
     >>> import torch
     >>> from torch.distributions import Normal
-    >>> from bayeskit.models.unnormalised import exchange_posterior
+        >>> from bayeskit.models.unnormalised import exchange_posterior
     >>> from bayeskit.models.unnormalised._models import EnergyModel
     >>> class Ring(torch.nn.Module):
     ...     def __init__(self):

@@ -65,7 +65,7 @@ class LogNormaliser:
     Examples
     --------
     >>> from bayeskit.inference.evidence import Evidence
-    >>> from bayeskit.models.unnormalised import LogNormaliser
+    >>> from bayeskit.models.unnormalised._normaliser import LogNormaliser
     >>> z = LogNormaliser(*(Evidence("", x, 0.01, 1) for x in (2.99, 3.01, 3.0)), True, "bits", True)
     >>> z
     LogNormaliser(3.000 +- 0.010, from below 2.990 +- 0.010, from above 3.010 +- 0.010)
@@ -188,7 +188,7 @@ def log_normaliser(
     --------
     >>> import torch
     >>> from torch.distributions import Bernoulli, Independent
-    >>> from bayeskit.models.unnormalised import log_normaliser
+        >>> from bayeskit.models.unnormalised import log_normaliser
     >>> from bayeskit.models.unnormalised._models import EnergyModel
     >>> base = Independent(Bernoulli(torch.full((8,), 0.5, dtype=torch.float64)), 1)
     >>> model = EnergyModel(lambda x: -2.0 * (x[..., 1:] * x[..., :-1]).sum(-1), base)
@@ -431,7 +431,7 @@ def noise_contrastive_constant(
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.unnormalised import noise_contrastive_constant
+        >>> from bayeskit.models.unnormalised import noise_contrastive_constant
     >>> generator = torch.Generator().manual_seed(0)
     >>> x, y = torch.randn(2, 4000, generator=generator, dtype=torch.float64) * torch.tensor([[0.5**0.5], [1.5**0.5]])
     >>> def log_ratio(x):  # exp(-x**2) has the constant pi**0.5

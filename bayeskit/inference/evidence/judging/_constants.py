@@ -332,7 +332,7 @@ class ConstantsReport:
 
     Examples
     --------
-    >>> from bayeskit.inference.evidence import ConstantsReport
+    >>> from bayeskit.inference.evidence.judging._constants import ConstantsReport
     >>> ConstantsReport(0.0, 0.001, (), (), 8000).fine
     True
     """
@@ -400,7 +400,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     Examples
     --------
     >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.evidence import check_constants
+        >>> from bayeskit.inference.evidence import check_constants
     >>> target = bk.Target.from_functions(
     ...     lambda u: -0.5 * u.square().sum(-1),
     ...     lambda u: -0.5 * (u - 1).square().sum(-1),

@@ -53,7 +53,7 @@ class Strings:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Strings
+        >>> from bayeskit.models.discrete.sequences import Strings
     >>> text = Strings(["abab", "ab"], max_length=2)
     >>> text.segments
     ('a', 'b', 'ab', 'ba')
@@ -179,7 +179,7 @@ class Lexicon:
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Lexicon
+        >>> from bayeskit.models.discrete.sequences import Lexicon
     >>> lexicon = Lexicon.from_weights({"a": 0.3, "b": 0.2, "ab": 0.4})
     >>> round(float(lexicon.segmentations(["abab"]).log_normalizer().exp()), 6)
     0.2116
@@ -326,7 +326,8 @@ class SegmentedText:
     Examples
     --------
     >>> import torch, bayeskit as bk
-    >>> from bayeskit.models.discrete.sequences import SegmentedText, Strings
+    >>> from bayeskit.models.discrete.sequences import Strings
+    >>> from bayeskit.models.discrete.sequences._text import SegmentedText
     >>> text = Strings(["abab", "aab"], words=["a", "b", "ab"])
     >>> model = SegmentedText(text, torch.ones(4, dtype=torch.float64))
     >>> bk.Target.from_pyro(model).dim, round(model.log_evidence(), 6)
@@ -452,7 +453,7 @@ def candidate_words(strings: Sequence[str], *, max_length: int, min_count: int =
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import candidate_words
+        >>> from bayeskit.models.discrete.sequences import candidate_words
     >>> candidate_words(["abab"], max_length=3)
     ('a', 'ab', 'b')
     """
@@ -510,7 +511,7 @@ def learn_lexicon(
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import Strings, candidate_words, learn_lexicon
+        >>> from bayeskit.models.discrete.sequences import Strings, candidate_words, learn_lexicon
     >>> strings = ["thedog", "thecat", "adog", "acat", "dogcat", "theadog"]
     >>> text = Strings(strings, candidate_words(strings, max_length=4))
     >>> learn_lexicon(text, length_penalty=1.6).lexicon.split(["thedog", "acat"])

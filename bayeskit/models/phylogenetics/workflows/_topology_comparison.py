@@ -716,7 +716,7 @@ class TopologyComparison:
 
         Examples
         --------
-        >>> from bayeskit.models.phylogenetics.distributions import Estimate
+        >>> from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
         >>> texts = ["((A,B),C,D);", "((A,C),B,D);"]
         >>> alignment = Alignment.from_sequences({"A": "AACCA", "B": "AACCA", "C": "AGCTA", "D": "AGCTA"})
         >>> result = compare_topologies(alignment, [Tree.from_newick(text) for text in texts], num_draws=2000)
