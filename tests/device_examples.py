@@ -206,10 +206,9 @@ SHORTER = {
         "num_samples=200": "num_samples=10, num_warmup=40, num_chains=4, num_temperatures=4, max_temperatures=8"
     },
     "inference.evidence._tolerance.tolerance_check": {"1 / 8, progress": "1 / 8, tighter_rtol=1 / 10, progress"},
-    "inference.samplers._ladder.Ladder": {"8, 4, 50, 20": "4, 4, 30, 10"},
+    "inference.marginal._target.MarginalTarget": {"num_samples=200": "num_warmup=20, num_samples=5"},
     "inference.samplers._chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
     "inference.samplers._ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
-    "inference.samplers._nested.NestedRun": {"num_live=100": "num_live=20"},
     "inference.samplers._nested.sample_nested": {"num_live=200": "num_live=20"},
     "inference.samplers._sampling.sample": {
         "num_warmup=100, num_samples=200": "num_warmup=20, num_samples=5",

@@ -200,8 +200,9 @@ def test_a_loss_that_is_not_finite_names_step_and_site_and_keeps_good_parameters
     # Every step adds 0.01 to each of 16 weights, and the loss is NaN beyond 0.5.
     assert step == 4
     assert float(vae.encoder[0].weight.detach().sum()) - start == pytest.approx(3 * 0.16, abs=1e-12)
-    kept = load_file(path)["state.parameters.model.encoder.0.weight"]
-    assert float(kept.sum()) - start == pytest.approx(0.48, abs=1e-12)
+    weight = vae.encoder[0].weight
+    kept = [tensor for tensor in load_file(path).values() if tensor.shape == weight.shape]
+    assert len(kept) == 1 and torch.equal(kept[0], weight)
 
 
 class Growing(torch.optim.Optimizer):
