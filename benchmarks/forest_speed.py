@@ -29,11 +29,11 @@ from tree_likelihood_speed import EXPECTED_NORM, EXPECTED_VALUE, make_peer_input
 
 from bayeskit.models.phylogenetics import Alignment, Tree  # noqa: E402
 from bayeskit.models.phylogenetics._forest import ForestLikelihood  # noqa: E402
+from bayeskit.models.phylogenetics._pruning._plan import make_plan  # noqa: E402
 from bayeskit.models.phylogenetics._samples import TreeSample  # noqa: E402
 from bayeskit.models.phylogenetics._substitution import HKY85, SubstitutionModel  # noqa: E402
 from bayeskit.models.phylogenetics._topologies import Topologies  # noqa: E402
 from bayeskit.models.phylogenetics._trees import edges_of_trees  # noqa: E402
-from bayeskit.models.phylogenetics.pruning._plan import make_plan  # noqa: E402
 
 
 def lengths_for(topologies: Topologies, *sample: int) -> Tensor:

@@ -31,7 +31,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit._core.statistics import mean_error, r_hat
 from bayeskit.errors import SamplingWarning
-from bayeskit.inference.evidence.judging._constants import bridge
+from bayeskit.inference.evidence._judging._constants import bridge
 from bayeskit.inference.samplers._weighted_data import WeightedData
 
 STACK_LOSS = """80 27 89 42; 80 27 88 37; 75 25 90 37; 62 24 87 28; 62 22 87 18; 62 23 87 18; 62 24 93 19; 62 24 93 20;

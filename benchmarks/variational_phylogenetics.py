@@ -35,7 +35,7 @@ from bayeskit.errors import SamplingWarning  # noqa: E402
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep  # noqa: E402
 from bayeskit.models.phylogenetics import Alignment, Topologies, TreeSample  # noqa: E402
 from bayeskit.models.phylogenetics.workflows import SupportGrowth  # noqa: E402
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     LearningRates,  # noqa: E402
     LogNormalLengths,  # noqa: E402
     VariationalPosterior,  # noqa: E402

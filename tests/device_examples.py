@@ -251,10 +251,10 @@ ELSEWHERE = {
         models.phylogenetics.workflows._topology_evidence: topology_evidence
         models.phylogenetics.workflows._topology_inference: TopologyInference infer_topologies
         models.phylogenetics.workflows._topology_report: write_topology_report
-        models.phylogenetics.workflows.variational._inference: variational_inference
-        models.phylogenetics.workflows.variational._learning_rates: LearningRates
-        models.phylogenetics.workflows.variational._length_families: FlowLengths LogNormalLengths
-        models.phylogenetics.workflows.variational._posterior: VariationalPosterior
+        models.phylogenetics.workflows._variational._inference: variational_inference
+        models.phylogenetics.workflows._variational._learning_rates: LearningRates
+        models.phylogenetics.workflows._variational._length_families: FlowLengths LogNormalLengths
+        models.phylogenetics.workflows._variational._posterior: VariationalPosterior
         workflows._simulation_based_calibration: SBCResult sbc
     """,
     "problems whose data are on the host, from where ExactCase.target moves them": """
@@ -279,9 +279,9 @@ ELSEWHERE = {
         inference.evidence._conditionals: ConjugateBlock
         inference.evidence._decorator: estimator
         inference.evidence._flows: fit_flow
-        inference.evidence.judging._constants: check_constants
-        inference.evidence.judging._diagnostics: Diagnostics from_draws
-        inference.evidence.judging._verdict: Verdict
+        inference.evidence._judging._constants: check_constants
+        inference.evidence._judging._diagnostics: Diagnostics from_draws
+        inference.evidence._judging._verdict: Verdict
         inference.evidence._methods: Method Part select
         inference.evidence._modes: find_mode
         inference.evidence._result: Evidence PredictiveScore
@@ -313,7 +313,7 @@ ELSEWHERE = {
         models.phylogenetics._summaries: greedy_consensus majority_rule_consensus
         models.phylogenetics._data_types: DataType codons standard_characters
         models.phylogenetics.distributions._topology_distribution: TopologyDistribution
-        models.phylogenetics.topology_moves._chains: Moves
+        models.phylogenetics._topology_moves._chains: Moves
         models.phylogenetics._mrbayes: MrBayesBlock
         models.phylogenetics._substitution: ReversibleModel SubstitutionModel all_reversible_models
             empirical_frequencies

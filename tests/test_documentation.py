@@ -11,7 +11,7 @@ from bayeskit import __version__, gallery
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: What is set or met through another module only: kinds of moves of a search, the laws of activations of a network.
-OF_OTHERS = {"bayeskit.models.phylogenetics.topology_moves", "bayeskit.models.wide_networks._activations"}
+OF_OTHERS = {"bayeskit.models.phylogenetics._topology_moves", "bayeskit.models.wide_networks._activations"}
 
 
 def extension(name):

@@ -13,8 +13,8 @@ import bayeskit
 from bayeskit import Draws
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore, Verdict
 from bayeskit.inference.evidence._calibration import Calibration
+from bayeskit.inference.evidence._judging._constants import ConstantsReport
 from bayeskit.inference.evidence._prequential_evidence import PrequentialEvidence
-from bayeskit.inference.evidence.judging._constants import ConstantsReport
 from bayeskit.models.phylogenetics import all_topologies
 from bayeskit.models.phylogenetics.workflows._topology_comparison import TopologyComparison
 from bayeskit.workflows import ModelComparison

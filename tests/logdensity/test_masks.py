@@ -10,7 +10,7 @@ from pyro.infer import TraceEnum_ELBO
 import bayeskit as bk
 from bayeskit.errors import SettingsError
 from bayeskit.exact import enumerate_latents
-from bayeskit.inference.evidence.judging._improper_priors import improper
+from bayeskit.inference.evidence._judging._improper_priors import improper
 from bayeskit.inference.generalized import Flat
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.samplers import MinibatchTarget

@@ -44,11 +44,11 @@ from bayeskit.inference.amortization._simulations import (
     Simulator,
     SizeStructure,
 )
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_nan
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence._judging._weights import weight_problems
 from bayeskit.inference.evidence._result import Evidence
 from bayeskit.inference.evidence._sequential import average
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_nan
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, from_draws
-from bayeskit.inference.evidence.judging._weights import weight_problems
 from bayeskit.inference.samplers._driver import CHECKPOINT_SECONDS
 from bayeskit.inference.samplers._smc import sample_smc
 from bayeskit.inference.samplers._weighted_particles import systematic

@@ -16,6 +16,9 @@ from bayeskit.inference.evidence._conditionals import ConjugateBlock
 from bayeskit.inference.evidence._decorator import estimator
 from bayeskit.inference.evidence._empirical_bayes import maximize
 from bayeskit.inference.evidence._flows import fit_flow, flow_importance_sampling, learned_harmonic_mean
+from bayeskit.inference.evidence._judging._constants import check_constants
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence._judging._verdict import Verdict
 from bayeskit.inference.evidence._ladder import (
     generalised_stepping_stone,
     modified_path_sampling,
@@ -49,9 +52,6 @@ from bayeskit.inference.evidence._variational import (
     fit_mean_field,
     variational_importance_sampling,
 )
-from bayeskit.inference.evidence.judging._constants import check_constants
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, from_draws
-from bayeskit.inference.evidence.judging._verdict import Verdict
 
 __all__ = [
     "Budget",

@@ -21,10 +21,10 @@ from bayeskit._draws import Draws
 from bayeskit._logdensity.target import Target
 from bayeskit.inference.evidence._bridge import halved
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_nan
+from bayeskit.inference.evidence._judging._weights import missed_draws, shape_that_matters, weight_problems
 from bayeskit.inference.evidence._methods import Part
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_nan
-from bayeskit.inference.evidence.judging._weights import missed_draws, shape_that_matters, weight_problems
 
 #: Standard deviation and share of the wider part of the proposal, for tails heavier than a normal's.
 _WIDER, _WIDE_SHARE = 2.0, 0.2

@@ -20,9 +20,9 @@ from bayeskit.errors import DrawsError
 from bayeskit.inference._optimize import negative_hessian
 from bayeskit.inference._ratio import LEAST_OVERLAP, bidirectional_ratio
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._densities import with_rounding
 from bayeskit.inference.evidence._methods import Part
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._densities import with_rounding
 
 # Normal approximation from draws and, in many dimensions, from the curvature of the log density.
 

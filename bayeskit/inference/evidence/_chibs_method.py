@@ -27,11 +27,11 @@ from bayeskit.inference.evidence._conditionals import (
     log_volume,
 )
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._belonging import MIN_DRAWS
+from bayeskit.inference.evidence._judging._densities import with_rounding
+from bayeskit.inference.evidence._judging._diagnostics import from_draws
 from bayeskit.inference.evidence._methods import Parts
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._belonging import MIN_DRAWS
-from bayeskit.inference.evidence.judging._densities import with_rounding
-from bayeskit.inference.evidence.judging._diagnostics import from_draws
 from bayeskit.inference.samplers._starts import prior_positions
 
 _NUM_CHECKS = 8

@@ -22,13 +22,13 @@ from bayeskit.errors import BayeskitError, CheckpointError, DrawsError, OutputEr
 from bayeskit.inference._known_modes import KnownModes, ModeCheck, WeightedMode, remembered_checks
 from bayeskit.inference.evidence._budget import Budget
 from bayeskit.inference.evidence._decorator import comparison, correction_of, draws_among, of_integral
+from bayeskit.inference.evidence._judging._belonging import belongs
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics
+from bayeskit.inference.evidence._judging._verdict import Verdict
 from bayeskit.inference.evidence._methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence._result import Evidence, PredictiveScore
 from bayeskit.inference.evidence._shared_runs import SharedRuns
 from bayeskit.inference.evidence._tables import EstimateGroup, folded, groups_of, html_tables, text_lines
-from bayeskit.inference.evidence.judging._belonging import belongs
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics
-from bayeskit.inference.evidence.judging._verdict import Verdict
 from bayeskit.inference.marginal._correction import LaplaceCorrection
 from bayeskit.inference.samplers._ladder import Ladder
 

@@ -20,11 +20,11 @@ from bayeskit._core.randomness import one_thread
 from bayeskit._draws import Draws
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import SettingsError
+from bayeskit.inference.evidence._judging._belonging import usable_draws
+from bayeskit.inference.evidence._judging._chains import posterior_problems
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.evidence._methods import Estimate, Kind, Part, Refusal, register, split_refusal
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._belonging import usable_draws
-from bayeskit.inference.evidence.judging._chains import posterior_problems
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.marginal._correction import LaplaceCorrection
 from bayeskit.inference.samplers import sample
 from bayeskit.inference.samplers._ladder import Ladder

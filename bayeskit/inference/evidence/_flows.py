@@ -32,11 +32,11 @@ from bayeskit._logdensity.target import Target
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference._proposals import StudentT, student_log_prob
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._belonging import usable_draws
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_nan
+from bayeskit.inference.evidence._judging._weights import missed_draws, shape_that_matters, weight_problems
 from bayeskit.inference.evidence._methods import Part
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._belonging import usable_draws
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_nan
-from bayeskit.inference.evidence.judging._weights import missed_draws, shape_that_matters, weight_problems
 
 # A normalizing flow fitted to posterior draws, with cheap draws and densities.
 

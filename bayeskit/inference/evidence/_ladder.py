@@ -30,12 +30,12 @@ from bayeskit._logdensity.target import Target
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference._proposals import SplitStudentT
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._belonging import belongs
+from bayeskit.inference.evidence._judging._chains import ladder_problems, posterior_problems
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_nan
+from bayeskit.inference.evidence._judging._diagnostics import from_draws
 from bayeskit.inference.evidence._methods import Part, Parts
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._belonging import belongs
-from bayeskit.inference.evidence.judging._chains import ladder_problems, posterior_problems
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_nan
-from bayeskit.inference.evidence.judging._diagnostics import from_draws
 from bayeskit.inference.samplers import sample_ladder
 from bayeskit.inference.samplers._ladder import Ladder
 

@@ -24,6 +24,16 @@ from bayeskit.errors import ModelError, SettingsError
 from bayeskit.inference._optimize import negative_hessian
 from bayeskit.inference._proposals import Mixture, StudentT
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence._judging._missed_mass import (
+    NUM_MOVED,
+    exceeds_error,
+    missed_mass,
+    moved_draws,
+    same_likelihood,
+    share_beyond,
+)
+from bayeskit.inference.evidence._judging._weights import MIN_MISSED_SHARE, missed_draws, weight_problems
 from bayeskit.inference.evidence._laplus import PositiveDensity, positive_modes
 from bayeskit.inference.evidence._methods import Part, Parts
 from bayeskit.inference.evidence._modes import (
@@ -37,16 +47,6 @@ from bayeskit.inference.evidence._modes import (
     require_draws,
 )
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_infinity, without_nan
-from bayeskit.inference.evidence.judging._missed_mass import (
-    NUM_MOVED,
-    exceeds_error,
-    missed_mass,
-    moved_draws,
-    same_likelihood,
-    share_beyond,
-)
-from bayeskit.inference.evidence.judging._weights import MIN_MISSED_SHARE, missed_draws, weight_problems
 
 # The scale of a proposal from the curvature of the posterior.
 

@@ -27,12 +27,12 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference._optimize import saddle_free_inverse
 from bayeskit.inference._proposals import student_log_constant
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._belonging import require_own
+from bayeskit.inference.evidence._judging._densities import with_rounding
+from bayeskit.inference.evidence._judging._missed_mass import missed_mass
+from bayeskit.inference.evidence._judging._weights import weight_problems
 from bayeskit.inference.evidence._methods import Part, Parts
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._belonging import require_own
-from bayeskit.inference.evidence.judging._densities import with_rounding
-from bayeskit.inference.evidence.judging._missed_mass import missed_mass
-from bayeskit.inference.evidence.judging._weights import weight_problems
 from bayeskit.inference.samplers._starts import CANDIDATES, starting_points
 
 # Modes of densities of positive coordinates, for batches of densities.

@@ -22,11 +22,11 @@ from bayeskit._core.statistics import (
 from bayeskit._draws import Draws
 from bayeskit._logdensity.target import Target
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence._judging._missed_mass import missed_mass, same_likelihood
+from bayeskit.inference.evidence._judging._weights import largest_shape, weight_problems
 from bayeskit.inference.evidence._methods import Part
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_infinity, without_nan
-from bayeskit.inference.evidence.judging._missed_mass import missed_mass, same_likelihood
-from bayeskit.inference.evidence.judging._weights import largest_shape, weight_problems
 
 # Checks of estimators that weight posterior draws by the likelihood alone.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bayeskit._core.inputs import unknown_name
 from bayeskit._logdensity.target import Target
-from bayeskit.inference.evidence.judging._belonging import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence._judging._belonging import NO_PRIOR_DRAWS
 
 if TYPE_CHECKING:
     from bayeskit._draws import Draws

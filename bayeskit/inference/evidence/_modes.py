@@ -20,7 +20,7 @@ from bayeskit._logdensity.target import Target
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference._known_modes import KnownModes
 from bayeskit.inference._optimize import quartile_distance, refine_mode, scipy_lbfgs
-from bayeskit.inference.evidence.judging._belonging import is_same, require_own
+from bayeskit.inference.evidence._judging._belonging import is_same, require_own
 from bayeskit.inference.samplers._starts import CANDIDATES, starting_points
 
 #: A search has converged if no step along the gradient gains more than this.

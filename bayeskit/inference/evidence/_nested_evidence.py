@@ -13,10 +13,10 @@ from bayeskit._logdensity.target import Target
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference._known_modes import KnownModes, check_modes
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._densities import rounding_problems, with_rounding
+from bayeskit.inference.evidence._judging._missed_mass import same_likelihood, weighted_check
 from bayeskit.inference.evidence._methods import Part, Parts
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._densities import rounding_problems, with_rounding
-from bayeskit.inference.evidence.judging._missed_mass import same_likelihood, weighted_check
 from bayeskit.inference.samplers._driver import obey
 from bayeskit.inference.samplers._nested import NestedRun, sample_nested
 

@@ -16,10 +16,10 @@ from bayeskit._logdensity.observations import Observations
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import DrawsError, ModelError
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_nan
+from bayeskit.inference.evidence._judging._weights import largest_shape
 from bayeskit.inference.evidence._methods import Part, Parts
 from bayeskit.inference.evidence._result import PredictiveScore
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_nan
-from bayeskit.inference.evidence.judging._weights import largest_shape
 
 # Sums over observations of the log mean of a power of their likelihood, in bounded memory.
 

@@ -15,11 +15,11 @@ from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._belonging import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence._methods import Part, Parts
 from bayeskit.inference.evidence._result import Evidence
 from bayeskit.inference.evidence._sequential import average, fewer_and_larger, finished_run
-from bayeskit.inference.evidence.judging._belonging import NO_PRIOR_DRAWS
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, from_draws
 from bayeskit.inference.samplers._populations import ResampleMove, SMCInfo, start_populations
 from bayeskit.inference.samplers._weighted_data import DataPopulations, WeightedData, carry
 

@@ -19,12 +19,12 @@ from bayeskit._logdensity.target import Target
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence._budget import SMCBudget
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._belonging import NO_PRIOR_DRAWS, belongs
+from bayeskit.inference.evidence._judging._densities import with_rounding
+from bayeskit.inference.evidence._judging._diagnostics import from_draws
+from bayeskit.inference.evidence._judging._missed_mass import unreached_by_moves
 from bayeskit.inference.evidence._methods import Part, Parts
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._belonging import NO_PRIOR_DRAWS, belongs
-from bayeskit.inference.evidence.judging._densities import with_rounding
-from bayeskit.inference.evidence.judging._diagnostics import from_draws
-from bayeskit.inference.evidence.judging._missed_mass import unreached_by_moves
 from bayeskit.inference.samplers._driver import Control, drive, obey
 from bayeskit.inference.samplers._populations import PopulationMoves, ResampleMove, SMCInfo, SMCState, resample
 from bayeskit.inference.samplers._smc import AdaptiveTempering, SMCRun, sample_smc

@@ -12,7 +12,7 @@ from bayeskit._draws import Draws
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import BayeskitError, SettingsError
 from bayeskit.inference.evidence._budget import Budget
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics
 from bayeskit.inference.samplers import sample, sample_ladder
 from bayeskit.inference.samplers._driver import obey
 from bayeskit.inference.samplers._ladder import Ladder

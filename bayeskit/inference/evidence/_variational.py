@@ -25,13 +25,13 @@ from bayeskit.errors import InitializationError
 from bayeskit.inference._optimize import negative_hessian, scipy_lbfgs
 from bayeskit.inference._proposals import IndependentStudentT, Mixture
 from bayeskit.inference.evidence._decorator import estimator
+from bayeskit.inference.evidence._judging._belonging import belongs, require_own
+from bayeskit.inference.evidence._judging._densities import with_rounding, without_infinity, without_nan
+from bayeskit.inference.evidence._judging._missed_mass import missed_mass, same_likelihood
+from bayeskit.inference.evidence._judging._weights import missed_draws, weight_problems
 from bayeskit.inference.evidence._methods import Part
 from bayeskit.inference.evidence._modes import find_modes
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._belonging import belongs, require_own
-from bayeskit.inference.evidence.judging._densities import with_rounding, without_infinity, without_nan
-from bayeskit.inference.evidence.judging._missed_mass import missed_mass, same_likelihood
-from bayeskit.inference.evidence.judging._weights import missed_draws, weight_problems
 from bayeskit.inference.samplers._starts import prior_positions
 
 # Independent normal and Student-t distributions: draws and densities.

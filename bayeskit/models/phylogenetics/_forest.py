@@ -12,13 +12,13 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics._alignments import Alignment
+from bayeskit.models.phylogenetics._pruning._evaluation import log_likelihood, planned_groups
+from bayeskit.models.phylogenetics._pruning._plan import SubPatterns
 from bayeskit.models.phylogenetics._site_rates import SiteRates
 from bayeskit.models.phylogenetics._substitution import JC69, SubstitutionModel, VariableSites, check_data_type
 from bayeskit.models.phylogenetics._topologies import Topologies
 from bayeskit.models.phylogenetics._trees import check_same_taxa
 from bayeskit.models.phylogenetics._variable_sites import check_variable_sites
-from bayeskit.models.phylogenetics.pruning._evaluation import log_likelihood, planned_groups
-from bayeskit.models.phylogenetics.pruning._plan import SubPatterns
 
 
 class ForestLikelihood:

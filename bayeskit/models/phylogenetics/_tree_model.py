@@ -16,16 +16,16 @@ from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics._alignments import Alignment
 from bayeskit.models.phylogenetics._branch_derivatives import BranchDerivatives, Sites, branch_derivatives
 from bayeskit.models.phylogenetics._branch_length_priors import check_branch_length_prior, in_double_precision
+from bayeskit.models.phylogenetics._pruning._evaluation import Passes, log_likelihood
+from bayeskit.models.phylogenetics._pruning._native import CompiledPasses, can_run
+from bayeskit.models.phylogenetics._pruning._passes import TensorPasses
+from bayeskit.models.phylogenetics._pruning._plan import CODE_BASE, SubPatterns, make_plan
 from bayeskit.models.phylogenetics._site_rates import Categories, SiteRates, mix, one_rate
 from bayeskit.models.phylogenetics._substitution import JC69, SubstitutionModel, VariableSites, check_data_type
 from bayeskit.models.phylogenetics._summaries import plot_tree
 from bayeskit.models.phylogenetics._topologies import Topologies
 from bayeskit.models.phylogenetics._trees import Tree, check_same_taxa, edges_of_trees
 from bayeskit.models.phylogenetics._variable_sites import check_variable_sites
-from bayeskit.models.phylogenetics.pruning._evaluation import Passes, log_likelihood
-from bayeskit.models.phylogenetics.pruning._native import CompiledPasses, can_run
-from bayeskit.models.phylogenetics.pruning._passes import TensorPasses
-from bayeskit.models.phylogenetics.pruning._plan import CODE_BASE, SubPatterns, make_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

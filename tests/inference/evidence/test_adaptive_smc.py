@@ -9,8 +9,8 @@ from scipy.stats import norm
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics, FoundModes
 from bayeskit.inference.evidence._sequential import adaptive_smc, sequential_refusal
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, FoundModes
 from bayeskit.inference.samplers._populations import learn_metric
 from bayeskit.inference.samplers._smc import AdaptiveTempering
 from bayeskit.inference.samplers._weighted_particles import conditional_share, next_common_temperature

@@ -17,7 +17,7 @@ from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import _arithmetic_mean as module
 from bayeskit.inference.evidence import _bridge as bridge
 from bayeskit.inference.evidence import bridge_sampling, corrected_arithmetic_mean
-from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence._judging._diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.samplers._unseen_tails import unseen_tails
 from bayeskit.testing import EstimatorContract
 

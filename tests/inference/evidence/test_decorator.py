@@ -14,8 +14,8 @@ import bayeskit as bk
 from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import METHODS, Budget, ConjugateBlock, Evidence, Part
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics
 from bayeskit.inference.evidence._shared_runs import SharedRuns
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics
 from bayeskit.inference.samplers import sample_nested, sample_smc
 
 F64 = torch.float64
@@ -199,7 +199,7 @@ def test_constants_are_warned_of_once_a_call_and_from_where_it_is():
 
 
 def test_a_target_is_checked_once(monkeypatch):
-    from bayeskit.inference.evidence.judging import _diagnostics as diagnostics
+    from bayeskit.inference.evidence._judging import _diagnostics as diagnostics
 
     asked = []
     check = diagnostics.check_constants

@@ -18,8 +18,8 @@ from bayeskit.inference.evidence._flows import (
     flow_importance_sampling,
     learned_harmonic_mean,
 )
-from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
-from bayeskit.inference.evidence.judging._weights import shape_that_matters
+from bayeskit.inference.evidence._judging._diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence._judging._weights import shape_that_matters
 
 F64 = torch.float64
 ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)

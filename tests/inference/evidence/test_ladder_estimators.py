@@ -14,6 +14,8 @@ from bayeskit._core.statistics import r_hat
 from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import _ladder as _integration
+from bayeskit.inference.evidence._judging._chains import ladder_problems
+from bayeskit.inference.evidence._judging._diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.evidence._ladder import (
     modified_path_sampling,
     path_sampling,
@@ -21,8 +23,6 @@ from bayeskit.inference.evidence._ladder import (
     temperatures,
     thermodynamic_integration,
 )
-from bayeskit.inference.evidence.judging._chains import ladder_problems
-from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.samplers import sample_ladder
 from bayeskit.inference.samplers._ladder import Ladder
 

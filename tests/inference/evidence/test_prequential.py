@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference import evidence
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics, FoundModes
 from bayeskit.inference.evidence._prequential_evidence import PrequentialEvidence, prequential, prequential_refusal
 from bayeskit.inference.evidence._shared_runs import SharedRuns
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, FoundModes
 from bayeskit.inference.samplers._weighted_data import WeightedData
 
 F64 = torch.float64

@@ -14,6 +14,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, InitializationError, SettingsError, ShapeError
 from bayeskit.inference.evidence import _variational as mean_field
+from bayeskit.inference.evidence._judging import _weights as coverage
 from bayeskit.inference.evidence._variational import (
     _tails,
     balanced_normal_draws,
@@ -21,7 +22,6 @@ from bayeskit.inference.evidence._variational import (
     fit_mean_field,
     variational_importance_sampling,
 )
-from bayeskit.inference.evidence.judging import _weights as coverage
 
 # The package exports a function of the same name as this module.
 importance = sys.modules[variational_importance_sampling.__module__]

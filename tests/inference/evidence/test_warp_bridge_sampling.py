@@ -14,7 +14,7 @@ from bayeskit import exact
 from bayeskit._draws import Draws
 from bayeskit.errors import DrawsError, SamplingWarning, SettingsError
 from bayeskit.inference.evidence._bridge import _relative_variance, bridge_sampling, warp_bridge_sampling
-from bayeskit.inference.evidence.judging._diagnostics import LOOKS, WIDER, Diagnostics
+from bayeskit.inference.evidence._judging._diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.samplers._unseen_tails import unseen_tails
 
 REPLICATES, JUDGED = 100, 20

@@ -14,7 +14,7 @@ import bayeskit as bk
 from bayeskit._core.randomness import new_generator
 from bayeskit._core.statistics import effective_sample_size, r_hat
 from bayeskit.errors import DataError, InitializationError, SamplingWarning
-from bayeskit.inference.evidence.judging._chains import posterior_problems
+from bayeskit.inference.evidence._judging._chains import posterior_problems
 from bayeskit.inference.samplers._adaptation import Adaptation
 from bayeskit.inference.samplers._chains import RunSettings, run
 from bayeskit.inference.samplers._hmc import HMC

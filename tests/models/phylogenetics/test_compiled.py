@@ -6,7 +6,7 @@ from torch.func import grad, grad_and_value, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
-from bayeskit.models.phylogenetics.pruning import _evaluation as evaluation
+from bayeskit.models.phylogenetics._pruning import _evaluation as evaluation
 
 pytestmark = pytest.mark.usefixtures("back_end")
 

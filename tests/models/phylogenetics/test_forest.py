@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from bayeskit.errors import SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
+from bayeskit.models.phylogenetics._pruning import _passes as forest_passes
+from bayeskit.models.phylogenetics._pruning._plan import CODE_BASE, SubPatterns
 from bayeskit.models.phylogenetics._substitution import GTR, HKY85
 from bayeskit.models.phylogenetics._topologies import Topologies
-from bayeskit.models.phylogenetics.pruning import _passes as forest_passes
-from bayeskit.models.phylogenetics.pruning._plan import CODE_BASE, SubPatterns
 
 AMBIGUOUS = "ACGTACGTRYKMSWBDHVN-?"
 BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
@@ -261,7 +261,7 @@ def test_chunks_of_vectors_do_not_matter(monkeypatch):
     topologies, alignment = random_topologies(8, 5), random_alignment(8, 25)
     forest, lengths = ForestLikelihood(alignment, compile=False), lengths_for(topologies, 7)
     expected = evaluate(forest, topologies, lengths)
-    monkeypatch.setattr("bayeskit.models.phylogenetics.pruning._evaluation._TABLE_SIZE", 2000)
+    monkeypatch.setattr("bayeskit.models.phylogenetics._pruning._evaluation._TABLE_SIZE", 2000)
     for found, reference in zip(evaluate(forest, topologies, lengths), expected, strict=True):
         torch.testing.assert_close(found, reference, rtol=1e-13, atol=1e-11)
 

@@ -10,11 +10,11 @@ from bayeskit._core import libraries as libraries
 from bayeskit.errors import CompilationWarning
 from bayeskit.models.phylogenetics import Alignment, Tree
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
+from bayeskit.models.phylogenetics._pruning import _native as native
+from bayeskit.models.phylogenetics._pruning._plan import make_plan
 from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics._substitution import HKY85
 from bayeskit.models.phylogenetics._topologies import Topologies
-from bayeskit.models.phylogenetics.pruning import _native as native
-from bayeskit.models.phylogenetics.pruning._plan import make_plan
 
 ROWS = {
     "A": "ACGTACCARG",

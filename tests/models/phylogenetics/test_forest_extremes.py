@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from bayeskit.models.phylogenetics import HKY85, JC69, Alignment, ForestLikelihood, Topologies, Tree, TreeModel
+from bayeskit.models.phylogenetics._pruning import _passes as passes
+from bayeskit.models.phylogenetics._pruning._native import CompiledPasses, can_run
+from bayeskit.models.phylogenetics._pruning._passes import TensorPasses
+from bayeskit.models.phylogenetics._pruning._plan import SubPatterns, make_plan
 from bayeskit.models.phylogenetics._site_rates import GammaRates
-from bayeskit.models.phylogenetics.pruning import _passes as passes
-from bayeskit.models.phylogenetics.pruning._native import CompiledPasses, can_run
-from bayeskit.models.phylogenetics.pruning._passes import TensorPasses
-from bayeskit.models.phylogenetics.pruning._plan import SubPatterns, make_plan
 
 BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 TREE = Tree.from_newick("((A,B),C,D);")

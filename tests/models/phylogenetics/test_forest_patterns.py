@@ -7,8 +7,7 @@ import pytest
 
 from bayeskit.models.phylogenetics import Tree
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._topologies import Topologies
-from bayeskit.models.phylogenetics.pruning._plan import (
+from bayeskit.models.phylogenetics._pruning._plan import (
     CODE_BASE,
     Renamings,
     Rows,
@@ -18,6 +17,7 @@ from bayeskit.models.phylogenetics.pruning._plan import (
     make_plan,
     tip_rows,
 )
+from bayeskit.models.phylogenetics._topologies import Topologies
 
 RENAMINGS = list(itertools.permutations(range(4)))
 

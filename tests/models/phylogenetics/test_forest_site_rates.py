@@ -12,11 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics import Alignment, Topologies, Tree, TreeModel, all_topologies
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
+from bayeskit.models.phylogenetics._pruning import _evaluation as forest_evaluation
+from bayeskit.models.phylogenetics._pruning import _passes as forest_passes
+from bayeskit.models.phylogenetics._pruning._passes import Mixed, mix_rows
 from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics._substitution import GTR, HKY85, JC69
-from bayeskit.models.phylogenetics.pruning import _evaluation as forest_evaluation
-from bayeskit.models.phylogenetics.pruning import _passes as forest_passes
-from bayeskit.models.phylogenetics.pruning._passes import Mixed, mix_rows
 
 BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]

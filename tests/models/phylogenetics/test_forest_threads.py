@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bayeskit.models.phylogenetics import HKY85, Alignment, ForestLikelihood, Topologies, all_topologies
-from bayeskit.models.phylogenetics.pruning import _evaluation as forest_evaluation
-from bayeskit.models.phylogenetics.pruning import _plan as forest_plan
-from bayeskit.models.phylogenetics.pruning._plan import SubPatterns, make_plan
+from bayeskit.models.phylogenetics._pruning import _evaluation as forest_evaluation
+from bayeskit.models.phylogenetics._pruning import _plan as forest_plan
+from bayeskit.models.phylogenetics._pruning._plan import SubPatterns, make_plan
 
 BOTH = [pytest.param(True, id="compiled", marks=pytest.mark.compiler), pytest.param(False, id="tensors")]
 TAXA = "ABCDEFG"

@@ -9,7 +9,7 @@ import torch
 
 from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
 from bayeskit.models.phylogenetics import _tree_model as tree_model
-from bayeskit.models.phylogenetics.pruning import _passes as passes
+from bayeskit.models.phylogenetics._pruning import _passes as passes
 
 pytestmark = pytest.mark.usefixtures("back_end")
 

@@ -16,10 +16,10 @@ from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates
 from bayeskit.models.phylogenetics import _site_rates as site_rates
 from bayeskit.models.phylogenetics import _tree_model as tree_model
 from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics._pruning import _evaluation as evaluation
+from bayeskit.models.phylogenetics._pruning import _passes as passes
 from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics._substitution import GTR, HKY85, JC69, K80
-from bayeskit.models.phylogenetics.pruning import _evaluation as evaluation
-from bayeskit.models.phylogenetics.pruning import _passes as passes
 
 pytestmark = pytest.mark.usefixtures("back_end")
 

@@ -30,16 +30,16 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.models.phylogenetics._parameters import PartitionParameters
 from bayeskit.models.phylogenetics._topology_constraints import log_number_of_topologies
-from bayeskit.models.phylogenetics.topology_moves import _chains as module
-from bayeskit.models.phylogenetics.topology_moves._chains import (
+from bayeskit.models.phylogenetics._topology_moves import _chains as module
+from bayeskit.models.phylogenetics._topology_moves._chains import (
     CompiledChains,
     LengthPrior,
     Moves,
     Process,
     topologies_of,
 )
-from bayeskit.models.phylogenetics.topology_moves._reference import TreeReference
-from bayeskit.models.phylogenetics.topology_moves._tensor_chains import TensorChains, tree_chains
+from bayeskit.models.phylogenetics._topology_moves._reference import TreeReference
+from bayeskit.models.phylogenetics._topology_moves._tensor_chains import TensorChains, tree_chains
 
 KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
 #: Moves after which rounding may have added up.

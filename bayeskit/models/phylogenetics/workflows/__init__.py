@@ -8,7 +8,7 @@ from bayeskit.models.phylogenetics.workflows._topology_comparison import compare
 from bayeskit.models.phylogenetics.workflows._topology_evidence import topology_evidence
 from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference, infer_topologies
 from bayeskit.models.phylogenetics.workflows._topology_report import write_topology_report
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     FlowLengths,
     LearningRates,
     LogNormalLengths,

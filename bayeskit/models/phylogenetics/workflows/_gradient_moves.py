@@ -10,7 +10,7 @@ from torch import Tensor
 from bayeskit.models.phylogenetics import Alignment, Partition, Topologies
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters
 from bayeskit.models.phylogenetics._partitions import forest_likelihood, subsets_of
-from bayeskit.models.phylogenetics.topology_moves._chains import LengthPrior
+from bayeskit.models.phylogenetics._topology_moves._chains import LengthPrior
 
 #: Leapfrog steps of a move.
 _NUM_STEPS = 4

@@ -15,7 +15,7 @@ from bayeskit.models.phylogenetics.workflows._topology_comparison import (
     sum_over_topologies,
 )
 from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference
-from bayeskit.models.phylogenetics.workflows.variational import VariationalPosterior, variational_inference
+from bayeskit.models.phylogenetics.workflows._variational import VariationalPosterior, variational_inference
 
 #: Draws behind each way. The last two share the search's list of topologies, and the sum uses their mass in its runs.
 _SOURCES = {

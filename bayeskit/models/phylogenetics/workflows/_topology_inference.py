@@ -55,8 +55,7 @@ from bayeskit.models.phylogenetics._neighbour_joining import joined_neighbours
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters, free_parameters
 from bayeskit.models.phylogenetics._partitions import subsets_of
 from bayeskit.models.phylogenetics._topology_constraints import constraint_splits, log_number_of_topologies
-from bayeskit.models.phylogenetics._trees import check_same_taxa
-from bayeskit.models.phylogenetics.topology_moves._chains import (
+from bayeskit.models.phylogenetics._topology_moves._chains import (
     FIRST_LENGTH,
     CompiledChains,
     LengthPrior,
@@ -66,8 +65,9 @@ from bayeskit.models.phylogenetics.topology_moves._chains import (
     Trees,
     topologies_of,
 )
-from bayeskit.models.phylogenetics.topology_moves._reference import TreeReference
-from bayeskit.models.phylogenetics.topology_moves._tensor_chains import tree_chains
+from bayeskit.models.phylogenetics._topology_moves._reference import TreeReference
+from bayeskit.models.phylogenetics._topology_moves._tensor_chains import tree_chains
+from bayeskit.models.phylogenetics._trees import check_same_taxa
 from bayeskit.models.phylogenetics.workflows._gradient_moves import GradientMoves
 from bayeskit.models.phylogenetics.workflows._topology_comparison import check_data, model_facts
 

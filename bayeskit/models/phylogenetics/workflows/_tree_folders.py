@@ -30,7 +30,7 @@ from bayeskit.models.phylogenetics.workflows._topology_comparison import (
     sum_over_topologies,
 )
 from bayeskit.models.phylogenetics.workflows._topology_folder import model_of_file, write_consensus, write_figure
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     LearningRates,
     VariationalPosterior,
     variational_inference,

@@ -13,7 +13,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError
 from bayeskit.inference._proposals import IndependentStudentT
-from bayeskit.inference.evidence.judging._constants import (
+from bayeskit.inference.evidence._judging._constants import (
     ConstantsReport,
     bridge,
     check_constants,

@@ -11,7 +11,7 @@ from scipy.special import betaln
 import bayeskit as bk
 from bayeskit.exact.generated import BetaBernoulli
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.judging._densities import rounding_problems
+from bayeskit.inference.evidence._judging._densities import rounding_problems
 
 F64 = torch.float64
 LIMIT = 4.42  # standard errors, at a failure rate of 1e-5

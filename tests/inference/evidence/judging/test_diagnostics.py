@@ -10,9 +10,9 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit._draws import Draws
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.judging._belonging import finite_chains
-from bayeskit.inference.evidence.judging._chains import posterior_problems
-from bayeskit.inference.evidence.judging._diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence._judging._belonging import finite_chains
+from bayeskit.inference.evidence._judging._chains import posterior_problems
+from bayeskit.inference.evidence._judging._diagnostics import Diagnostics, from_draws
 
 DOUBLE = torch.float64
 

@@ -11,7 +11,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence.judging._improper_priors import improper
+from bayeskit.inference.evidence._judging._improper_priors import improper
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 
 F64 = torch.float64

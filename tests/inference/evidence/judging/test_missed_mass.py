@@ -17,9 +17,9 @@ from bayeskit.exact.generated import NormalGroups
 from bayeskit.inference import evidence
 from bayeskit.inference._known_modes import weigh_mode
 from bayeskit.inference._optimize import lbfgs
+from bayeskit.inference.evidence._judging._missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 from bayeskit.inference.evidence._laplace_approximation import laplace, maximum_likelihood, maximum_posterior
 from bayeskit.inference.evidence._modes import find_mode, likelihood
-from bayeskit.inference.evidence.judging._missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 
 DOUBLE = torch.float64
 SAMPLERS = (

@@ -11,7 +11,7 @@ from pyro.distributions import LogNormal
 from bayeskit._core.randomness import new_generator
 from bayeskit.models.phylogenetics import K80, Alignment, ForestLikelihood, all_topologies
 from bayeskit.models.phylogenetics._parameters import free_parameters
-from bayeskit.models.phylogenetics.topology_moves._chains import LengthPrior
+from bayeskit.models.phylogenetics._topology_moves._chains import LengthPrior
 from bayeskit.models.phylogenetics.workflows._gradient_moves import GradientMoves
 
 FOUR = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTTA"})

@@ -33,10 +33,10 @@ from bayeskit.models.phylogenetics.workflows._growing_support import (
     starting_topologies,
     with_new_options,
 )
-from bayeskit.models.phylogenetics.workflows.variational._ascent import Training, TrainingState
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._rounds import carried
-from bayeskit.models.phylogenetics.workflows.variational._target import TreeTarget
+from bayeskit.models.phylogenetics.workflows._variational._ascent import Training, TrainingState
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._rounds import carried
+from bayeskit.models.phylogenetics.workflows._variational._target import TreeTarget
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(

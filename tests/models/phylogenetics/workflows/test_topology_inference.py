@@ -43,7 +43,7 @@ from bayeskit.models.phylogenetics import (
     neighbour_joining,
     primates,
 )
-from bayeskit.models.phylogenetics.topology_moves._chains import Moves
+from bayeskit.models.phylogenetics._topology_moves._chains import Moves
 from bayeskit.models.phylogenetics.workflows import (
     LearningRates,
     SupportGrowth,

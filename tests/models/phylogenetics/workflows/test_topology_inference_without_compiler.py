@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayeskit.errors import CheckpointError
-from bayeskit.models.phylogenetics.topology_moves import _tensor_chains as tensor_chains
+from bayeskit.models.phylogenetics._topology_moves import _tensor_chains as tensor_chains
 from bayeskit.models.phylogenetics.workflows import infer_topologies
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses
 from tests.models.phylogenetics.workflows.test_topology_inference import (

@@ -23,16 +23,16 @@ from bayeskit.models.phylogenetics import (
     all_topologies,
 )
 from bayeskit.models.phylogenetics.workflows import compare_topologies
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     FlowLengths,
     LearningRates,
     LogNormalLengths,
     variational_inference,
 )
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     _inference as inference,
 )
-from bayeskit.models.phylogenetics.workflows.variational._learning_rates import BudgetPace
+from bayeskit.models.phylogenetics.workflows._variational._learning_rates import BudgetPace
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(

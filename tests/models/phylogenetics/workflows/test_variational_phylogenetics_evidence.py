@@ -12,7 +12,7 @@ from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, TreeSample, all_topologies
 from bayeskit.models.phylogenetics.workflows import FlowLengths, LearningRates, LogNormalLengths, variational_inference
 from bayeskit.models.phylogenetics.workflows._topology_comparison import HALF, PRIOR, defended_log_prob, share_of_tail
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences(

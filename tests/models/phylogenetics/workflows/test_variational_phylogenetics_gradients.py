@@ -8,22 +8,22 @@ import torch
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, SubsplitBayesianNetwork, all_topologies
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     FlowLengths,
     LearningRates,
     LogNormalLengths,
 )
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     _ascent as ascent,
 )
-from bayeskit.models.phylogenetics.workflows.variational import (
+from bayeskit.models.phylogenetics.workflows._variational import (
     _topology_features as topology_features,
 )
-from bayeskit.models.phylogenetics.workflows.variational._ascent import Training
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._length_families import Lengths
-from bayeskit.models.phylogenetics.workflows.variational._target import TreeTarget
-from bayeskit.models.phylogenetics.workflows.variational._topology_features import Places
+from bayeskit.models.phylogenetics.workflows._variational._ascent import Training
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._length_families import Lengths
+from bayeskit.models.phylogenetics.workflows._variational._target import TreeTarget
+from bayeskit.models.phylogenetics.workflows._variational._topology_features import Places
 
 DOUBLE = torch.float64
 FIVE = Alignment.from_sequences({"A": "CCTCATCG", "B": "CCTCATCT", "C": "CCAGTGAT", "D": "GCAGTGCC", "E": "CTCGR-CA"})

@@ -21,9 +21,9 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.models.phylogenetics.workflows import LearningRates, LogNormalLengths, variational_inference
 from bayeskit.models.phylogenetics.workflows._parameter_guide import ParameterGuide
-from bayeskit.models.phylogenetics.workflows.variational._ascent import Training
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._target import TreeTarget
+from bayeskit.models.phylogenetics.workflows._variational._ascent import Training
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._target import TreeTarget
 
 DOUBLE = torch.float64
 FOUR = Alignment.from_sequences({"A": "GTCATTATCC", "B": "CTCATTTTCC", "C": "ATCACTTTCT", "D": "TTCATTCTRT"})

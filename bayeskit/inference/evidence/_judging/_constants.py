@@ -19,8 +19,8 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference._optimize import negative_hessian
 from bayeskit.inference._proposals import IndependentStudentT, Mixture
 from bayeskit.inference._ratio import bidirectional_ratio
+from bayeskit.inference.evidence._judging._improper_priors import first_five
 from bayeskit.inference.evidence._modes import find_modes
-from bayeskit.inference.evidence.judging._improper_priors import first_five
 
 # The integral of a prior, by importance sampling, by a bridge to the prior's own draws, and along rays.
 
@@ -332,7 +332,7 @@ class ConstantsReport:
 
     Examples
     --------
-    >>> from bayeskit.inference.evidence.judging._constants import ConstantsReport
+    >>> from bayeskit.inference.evidence._judging._constants import ConstantsReport
     >>> ConstantsReport(0.0, 0.001, (), (), 8000).fine
     True
     """

@@ -21,11 +21,11 @@ from torch.nn import functional
 from bayeskit.extend import FLAGS, load_or_warn, raise_for_status, standard_gamma
 from bayeskit.models.phylogenetics import _clades as clades
 from bayeskit.models.phylogenetics._topologies import Topologies
-from bayeskit.models.phylogenetics.topology_moves._reference import TreeReference
+from bayeskit.models.phylogenetics._topology_moves._reference import TreeReference
 
 #: Branch lengths of a tree that has none.
 FIRST_LENGTH = 0.05
-_SOURCES = (Path(__file__).with_name("chain.cpp"), Path(__file__).parents[1] / "pruning" / "lanes.h")
+_SOURCES = (Path(__file__).with_name("chain.cpp"), Path(__file__).parents[1] / "_pruning" / "lanes.h")
 _FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 
 

@@ -36,13 +36,13 @@ from bayeskit.extend import (
 )
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies, TreeSample
 from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._posterior_file import (
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._posterior_file import (
     PosteriorContents,
     read_posterior,
     write_posterior,
 )
-from bayeskit.models.phylogenetics.workflows.variational._target import TreeTarget
+from bayeskit.models.phylogenetics.workflows._variational._target import TreeTarget
 
 #: Number of trees in one batch.
 _AT_ONCE = 500

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bayeskit.errors import OutputError
 from bayeskit.extend import FLAGS, load_or_warn, raise_for_status
-from bayeskit.models.phylogenetics.pruning._passes import root_rows
-from bayeskit.models.phylogenetics.pruning._plan import CODE_BASE, PruningPlan
+from bayeskit.models.phylogenetics._pruning._passes import root_rows
+from bayeskit.models.phylogenetics._pruning._plan import CODE_BASE, PruningPlan
 
 # The compiled code: made on first use by the machine's C++ compiler, and kept for the next process.
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies
 from bayeskit.models.phylogenetics.workflows._parameter_guide import ParameterGuide
 from bayeskit.models.phylogenetics.workflows._topology_comparison import defended_draws, defended_log_prob
-from bayeskit.models.phylogenetics.workflows.variational._length_families import LengthFamily
-from bayeskit.models.phylogenetics.workflows.variational._topology_features import Places
+from bayeskit.models.phylogenetics.workflows._variational._length_families import LengthFamily
+from bayeskit.models.phylogenetics.workflows._variational._topology_features import Places
 
 
 class DrawnTrees(NamedTuple):

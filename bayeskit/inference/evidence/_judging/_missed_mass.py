@@ -26,7 +26,7 @@ from bayeskit.inference._known_modes import (
     num_looks,
     reflections,
 )
-from bayeskit.inference.evidence.judging._densities import rounding_problems
+from bayeskit.inference.evidence._judging._densities import rounding_problems
 from bayeskit.inference.samplers._population_moves import GRADIENTS_PER_STEP, PopulationHMC
 from bayeskit.inference.samplers._populations import learn_metric, num_trajectory_steps
 

@@ -27,9 +27,9 @@ from bayeskit.models.phylogenetics._model_names import SUBSTITUTION_MODELS
 from bayeskit.models.phylogenetics._partitions import forest_likelihood
 from bayeskit.models.phylogenetics._substitution import Parameterized
 from bayeskit.models.phylogenetics.distributions._graphs import SubsplitGraph
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._length_families import FlowLengths, LogNormalLengths
-from bayeskit.models.phylogenetics.workflows.variational._target import TreeTarget
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._length_families import FlowLengths, LogNormalLengths
+from bayeskit.models.phylogenetics.workflows._variational._target import TreeTarget
 
 _SCHEMA = Schema("a variational posterior of trees", 4)
 #: Supported priors of one branch length, of independent ones, of all jointly, and of parameters.

@@ -15,7 +15,7 @@ from bayeskit._core.convergence import (
 )
 from bayeskit._core.statistics import effective_sample_size, effective_within_chains, r_hat
 from bayeskit._draws import Draws
-from bayeskit.inference.evidence.judging._belonging import LOST_CHAINS
+from bayeskit.inference.evidence._judging._belonging import LOST_CHAINS
 from bayeskit.inference.samplers._ladder import Ladder
 
 _MIN_ROUND_TRIPS = 10

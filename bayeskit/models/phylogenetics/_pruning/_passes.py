@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeskit.models.phylogenetics.pruning._plan import CODE_BASE, PruningPlan
+from bayeskit.models.phylogenetics._pruning._plan import CODE_BASE, PruningPlan
 
 # The likelihood of sites of unknown rate, from the likelihood of each root row at each rate.
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bayeskit.extend import is_traced
+from bayeskit.models.phylogenetics._pruning._native import CompiledPasses, can_run
+from bayeskit.models.phylogenetics._pruning._passes import Rates, TensorPasses, mix_rows
+from bayeskit.models.phylogenetics._pruning._plan import SubPatterns, make_plan
 from bayeskit.models.phylogenetics._topologies import Topologies
-from bayeskit.models.phylogenetics.pruning._native import CompiledPasses, can_run
-from bayeskit.models.phylogenetics.pruning._passes import Rates, TensorPasses, mix_rows
-from bayeskit.models.phylogenetics.pruning._plan import SubPatterns, make_plan
 
 #: Number of elements in the largest table of the tensor operations, and in that of the root rows at each rate.
 _TABLE_SIZE = 2**22

@@ -17,10 +17,14 @@ from bayeskit.models.phylogenetics.workflows._growing_support import (
     options_in,
     with_new_options,
 )
-from bayeskit.models.phylogenetics.workflows.variational._ascent import Training, TrainingState
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._support import expand_support
-from bayeskit.models.phylogenetics.workflows.variational._target import TreeTarget, fingerprint_of_target, log_posterior
+from bayeskit.models.phylogenetics.workflows._variational._ascent import Training, TrainingState
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._support import expand_support
+from bayeskit.models.phylogenetics.workflows._variational._target import (
+    TreeTarget,
+    fingerprint_of_target,
+    log_posterior,
+)
 
 
 class GrowthRounds(NamedTuple):

@@ -21,8 +21,8 @@ from bayeskit.extend import (
     log_mean_weight,
     reweighted_estimate,
 )
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._learning_rates import LearningRates, Pace, by_steps
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._learning_rates import LearningRates, Pace, by_steps
 
 #: Log prior and log likelihood of trees, given topologies, branch lengths and parameters by name.
 LogDensities = Callable[..., tuple[Tensor, Tensor]]

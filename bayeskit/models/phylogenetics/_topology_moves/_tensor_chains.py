@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics.topology_moves._chains import (
+from bayeskit.models.phylogenetics._topology_moves._chains import (
     CompiledChains,
     Moves,
     Process,
@@ -20,7 +20,7 @@ from bayeskit.models.phylogenetics.topology_moves._chains import (
     Trees,
     compiled_code,
 )
-from bayeskit.models.phylogenetics.topology_moves._reference import ReferenceDensity, TreeReference, whole_numbers
+from bayeskit.models.phylogenetics._topology_moves._reference import ReferenceDensity, TreeReference, whole_numbers
 
 _Numbers = NDArray[np.float64]
 _Nodes = NDArray[np.int64]

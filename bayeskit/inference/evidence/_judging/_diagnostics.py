@@ -33,12 +33,12 @@ from bayeskit.inference._known_modes import (
     is_missed,
     num_looks,
 )
+from bayeskit.inference.evidence._judging._constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence._judging._densities import rounding_problems
+from bayeskit.inference.evidence._judging._improper_priors import improper
+from bayeskit.inference.evidence._judging._missed_mass import exceeds_error, same_likelihood
 from bayeskit.inference.evidence._modes import STARTS_BESIDE_DRAWS, best_of, starts_from_prior
 from bayeskit.inference.evidence._result import Evidence
-from bayeskit.inference.evidence.judging._constants import ConstantsReport, check_constants
-from bayeskit.inference.evidence.judging._densities import rounding_problems
-from bayeskit.inference.evidence.judging._improper_priors import improper
-from bayeskit.inference.evidence.judging._missed_mass import exceeds_error, same_likelihood
 from bayeskit.inference.samplers._starts import prior_positions
 from bayeskit.inference.samplers._unseen_tails import unseen_tails
 

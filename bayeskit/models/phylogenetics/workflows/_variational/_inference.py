@@ -32,24 +32,24 @@ from bayeskit.models.phylogenetics._topology_constraints import check_constraint
 from bayeskit.models.phylogenetics.workflows._growing_support import ScoredTrees, SupportGrowth
 from bayeskit.models.phylogenetics.workflows._topology_comparison import check_data
 from bayeskit.models.phylogenetics.workflows._topology_inference import infer_topologies
-from bayeskit.models.phylogenetics.workflows.variational._ascent import Training
-from bayeskit.models.phylogenetics.workflows.variational._family import TreeFamily
-from bayeskit.models.phylogenetics.workflows.variational._learning_rates import (
+from bayeskit.models.phylogenetics.workflows._variational._ascent import Training
+from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
+from bayeskit.models.phylogenetics.workflows._variational._learning_rates import (
     BudgetPace,
     LearningRates,
     Pace,
     by_steps,
 )
-from bayeskit.models.phylogenetics.workflows.variational._length_families import LengthFamily, LogNormalLengths
-from bayeskit.models.phylogenetics.workflows.variational._posterior import VariationalPosterior
-from bayeskit.models.phylogenetics.workflows.variational._rounds import GrowthRounds, time_left, train_in_rounds
-from bayeskit.models.phylogenetics.workflows.variational._support import (
+from bayeskit.models.phylogenetics.workflows._variational._length_families import LengthFamily, LogNormalLengths
+from bayeskit.models.phylogenetics.workflows._variational._posterior import VariationalPosterior
+from bayeskit.models.phylogenetics.workflows._variational._rounds import GrowthRounds, time_left, train_in_rounds
+from bayeskit.models.phylogenetics.workflows._variational._support import (
     Support,
     SupportSearch,
     network_of_support,
     searched_network,
 )
-from bayeskit.models.phylogenetics.workflows.variational._target import TreeTarget, check_order_of_taxa, log_posterior
+from bayeskit.models.phylogenetics.workflows._variational._target import TreeTarget, check_order_of_taxa, log_posterior
 
 #: Inverse temperature of the likelihood at the first step.
 _HOTTEST = 0.001

@@ -1,8 +1,0 @@
-"""Variational inference over topologies and branch lengths."""
-
-from bayeskit.models.phylogenetics.workflows.variational._inference import variational_inference
-from bayeskit.models.phylogenetics.workflows.variational._learning_rates import LearningRates
-from bayeskit.models.phylogenetics.workflows.variational._length_families import FlowLengths, LogNormalLengths
-from bayeskit.models.phylogenetics.workflows.variational._posterior import VariationalPosterior
-
-__all__ = ["FlowLengths", "LearningRates", "LogNormalLengths", "VariationalPosterior", "variational_inference"]
