@@ -6,9 +6,9 @@ dimension or chain) and the remedy; below it, a traceback names the page of the
 documentation that explains it.
 """
 
-from functools import cache
-from pathlib import Path
 from typing import ClassVar
+
+from bayeskit._core.documentation import place_of_page
 
 __all__ = [
     "AccuracyWarning",
@@ -66,14 +66,7 @@ class BayeskitError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        self.add_note(f"See {_place_of(self.page)}")
-
-
-@cache
-def _place_of(page: str) -> str:
-    """Return the path of a documentation page: in the repository, or in the package of a wheel."""
-    shipped = Path(__file__).parent / "docs" / f"{page}.md"
-    return str(shipped) if shipped.exists() else f"docs/{page}.md"
+        self.add_note(f"See {place_of_page(self.page)}")
 
 
 class ModelError(BayeskitError, ValueError):

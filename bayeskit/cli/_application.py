@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from bayeskit._core.documentation import place_of_page
 from bayeskit._core.folders import RunFolder
 from bayeskit._core.inputs import unknown_name
 from bayeskit._core.progress import without_bars
@@ -25,10 +26,9 @@ from bayeskit.errors import (
     SettingsError,
     TreeError,
     UnknownNameError,
-    _place_of,
 )
 
-_PAGE = _place_of("how_to/command_line")
+_PAGE = place_of_page("how_to/command_line")
 # depending on its version, typer contains click or imports it
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
