@@ -20,6 +20,8 @@ from bayeskit._core.page import result_html
 from bayeskit._core.storage import loaded_tensors, save_tensors
 from bayeskit._core.summaries import summary_table, without_stillness
 from bayeskit._leave_one_out import Groups, LeaveOneOutScore, leave_one_out
+from bayeskit._logdensity.outcomes import WithOutcomes
+from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import DrawsError, ModelError, ShapeError
 
@@ -596,7 +598,12 @@ class Draws:
 
 
 def prior_predictive(
-    model: Target | Callable[..., Any], *args: Any, num_draws: int = 1000, seed: int = 0, **kwargs: Any
+    model: Target | Callable[..., Any],
+    *args: Any,
+    num_draws: int = 1000,
+    seed: int = 0,
+    sites: Collection[str] | None = None,
+    **kwargs: Any,
 ) -> Draws:
     """Draw parameters from the prior, and data from the model at these.
 
@@ -608,6 +615,9 @@ def prior_predictive(
         Arguments of the model.
     num_draws : int, default 1000
     seed : int, default 0
+    sites : collection of str, optional
+        Sites of a model without data that are drawn as data. By default, where the model has arguments but no observed
+        site, those on which the distribution of no other site depends.
 
     Returns
     -------
@@ -633,14 +643,35 @@ def prior_predictive(
     >>> prior = bk.prior_predictive(model, x, 2 * x, num_draws=500)
     >>> prior["slope"].shape, prior.posterior_predictive["y"].shape
     (torch.Size([1, 500]), torch.Size([1, 500, 20]))
+
+    The same before there are data:
+
+    >>> bk.prior_predictive(model, x, None).posterior_predictive["y"].shape
+    torch.Size([1, 1000, 20])
     """
     begin = time.monotonic()
-    target = model if isinstance(model, Target) else Target.from_pyro(model, *args, seed=seed, **kwargs)
+    target = model if isinstance(model, Target) else _simulator(model, args, kwargs, sites, seed)
     u = target.sample_prior(whole_number("num_draws", num_draws, 1), seed=seed).unsqueeze(0)
     log_prior, log_likelihood = target.evaluate(u)
     beta, settings = torch.zeros(1, dtype=target.dtype, device=target.device), {"sampler": "prior", "seed": seed}
     draws = Draws(u, log_prior, log_likelihood, beta, settings=settings, target=target).predictive(seed=seed)
     return replace(draws, seconds=time.monotonic() - begin)
+
+
+def _simulator(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    sites: Collection[str] | None,
+    seed: int,
+) -> Target:
+    """Return the target of a model whose data are drawn, without asking for data."""
+    without_data = sites is not None or bool(args or kwargs)
+    target = Target.from_pyro(WithOutcomes(model, sites) if without_data else model, *args, seed=seed, **kwargs)
+    observed = target.density.observed_sites if isinstance(target.density, PyroDensity) else ()
+    if missing := next((name for name in sites or () if name not in observed), None):
+        raise unknown_name("site", missing, [*observed, *(site.name for site in target.sites)])
+    return target
 
 
 def _joint_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._core.randomness import new_generator, one_thread
-from bayeskit._logdensity.pyro_density import FactorTerms, PyroDensity, likelihood_parts
+from bayeskit._logdensity.pyro_density import NO_DATA, FactorTerms, PyroDensity, likelihood_parts
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import DataError, ModelError
 
@@ -40,6 +40,8 @@ class Observations:
         self._target, self._plate = target, plate
         self._factors, self._model, self.kept = _factors(target, keep_factors)
         density = target.density
+        if isinstance(density, PyroDensity) and not density.observed_sites:
+            raise ModelError(NO_DATA)
         self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
         generator = new_generator(0, stream="probes of the likelihood")
         probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
+from pyro import poutine
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -15,40 +19,71 @@ from bayeskit._core.randomness import global_stream, new_generator, one_thread
 from bayeskit._core.untraceable import UNTRACEABLE
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.pyro_distributions import draw_values
+from bayeskit._logdensity.pyro_runs import is_deterministic
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import ModelError, SettingsError, UnsupportedSiteError
 
 Data = Mapping[str, Tensor]  # by observed site, (n, *shape)
 
 
-class _Observing(Messenger):
-    """Make chosen sites observed: without data, at values drawn in the first run."""
+class WithOutcomes(Messenger):
+    """A Pyro model with chosen ``sites`` observed: without data, at values drawn in the first run.
 
-    def __init__(self, sites: Collection[str]) -> None:
+    Where ``sites`` is None and the model observes nothing, these are the sites on which no other site depends.
+    """
+
+    def __init__(self, model: Callable[..., Any], sites: Collection[str] | None) -> None:
         super().__init__()
-        self.sites, self.seen = sites, dict[str, bool]()  # by site, whether it has data of its own
+        self.model, self.sites = model, None if sites is None else tuple(sites)
+        self.seen = dict[str, bool]()  # by site, whether it has data of its own
         self.drawn: dict[str, Tensor] = {}
+        self.ran = False
+        with suppress(TypeError, ValueError):
+            self.__signature__ = inspect.signature(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.sites is None:
+            self.sites = _last_sites(self.model, args, kwargs)
+        with self:
+            result = self.model(*args, **kwargs)
+        self.ran = True  # to its end, so that all of its sites are known
+        return result
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
         self.seen.setdefault(name, msg["is_observed"])
-        if name in self.sites and not msg["is_observed"]:
+        if name in (self.sites or ()) and not msg["is_observed"]:
             if name not in self.drawn:
                 self.drawn[name] = draw_values(msg["fn"])
             msg["value"], msg["is_observed"] = self.drawn[name], True
 
 
-class _Observed:
-    """A model with chosen sites observed."""
+def _last_sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the sites on which the distribution of no other site depends; none if the model has data."""
 
-    def __init__(self, model: Callable[..., Any], sites: Collection[str]) -> None:
-        self.model, self.observing, self.ran = model, _Observing(sites), False
+    def run(values: Mapping[str, Any]) -> dict[str, Any]:
+        with poutine.block():
+            nodes = poutine.trace(poutine.condition(model, data=dict(values))).get_trace(*args, **kwargs).nodes
+        sites = {name: node for name, node in nodes.items() if node["type"] == "sample"}
+        return {k: v for k, v in sites.items() if not (isinstance(v["fn"], _Subsample) or is_deterministic(v))}
 
-    def __call__(self, *args: Any) -> Any:
-        with self.observing:
-            result = self.model(*args)
-        self.ran = True  # to its end, so that all of its sites are known
-        return result
+    def densities(values: Mapping[str, Any]) -> dict[str, float]:
+        return {name: float(site["fn"].log_prob(values[name]).sum()) for name, site in run(values).items()}
+
+    with torch.no_grad():
+        sites = run({})
+        if any(site["is_observed"] for site in sites.values()):
+            return ()
+        values = {name: site["value"] for name, site in sites.items()}
+        before, last = densities(values), []
+        for name, site in sites.items():
+            try:
+                now = densities(values | {name: draw_values(site["fn"])})
+            except (ValueError, RuntimeError):  # a value outside of the support of a site that depends on this one
+                continue
+            if now.keys() == before.keys() and all(now[k] == before[k] for k in sites if k != name):
+                last.append(name)
+    return tuple(last)
 
 
 class Outcomes:
@@ -58,11 +93,11 @@ class Outcomes:
     """
 
     def __init__(self, model: Callable[..., Any], args: tuple[Any, ...], sites: Collection[str], seed: int) -> None:
-        observed = _Observed(model, tuple(sites)) if callable(model) else model
+        observed = WithOutcomes(model, sites) if callable(model) else model
         try:
             self.target = Target.from_pyro(observed, *args, compile=False, seed=seed)
         except ModelError as error:
-            seen = observed.observing.seen if isinstance(observed, _Observed) and observed.ran else {}
+            seen = observed.seen if isinstance(observed, WithOutcomes) and observed.ran else {}
             for name in sites:
                 if seen and name not in seen:
                     raise unknown_name("site", name, list(seen)) from error

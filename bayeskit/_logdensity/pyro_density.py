@@ -92,6 +92,7 @@ from bayeskit.errors import (
 # unconstrained vector and records each site's log probability. No trace is built, and the run is a pure function of the
 # vector, so ``torch.func.vmap`` and ``make_fx`` can take it.
 
+NO_DATA = "the model has no observed site, so that no observation has a log likelihood"
 _PROTOTYPE_DRAWS = 20
 _SURE = 5  # draws at which an infinite argument leaves no density
 _SELDOM = 0.1  # share of these that may leave bounds which are no domain
@@ -346,6 +347,15 @@ class PyroDensity:
         seen = {id(value) for value in observed.values()}
         return observed, {k: v for k, v in given.items() if isinstance(v, Tensor) and id(v) not in seen}
 
+    def warn_without_data(self) -> None:
+        """Warn if a model that was given tensors observes nothing, and has no factor."""
+        if not self.observed_sites and (given := self.named_data()[1]):
+            warn_user(
+                f"the model has no observed site, so its posterior is its prior; if "
+                f"{', '.join(map(repr, given))} are data, pass them as obs=... to pyro.sample",
+                DataWarning,
+            )
+
     def given_observed(self, observed: Mapping[str, Tensor]) -> PyroDensity:
         """Return the same model with other data at its observed sites."""
         other = copy.copy(self)
@@ -447,12 +457,7 @@ class PyroDensity:
                 "For plain densities use Target.from_functions"
             )
         observed = [r for r in records.values() if r.kind == "observed"]
-        if not observed:
-            raise ModelError(
-                "the model has no observed site and no pyro.factor, so its likelihood is empty; "
-                "pass obs=data to at least one pyro.sample"
-            )
-        if all(r.log_prob is not None and not r.log_prob.numel() for r in observed):
+        if observed and all(r.log_prob is not None and not r.log_prob.numel() for r in observed):
             raise DataError("all plates of the observed sites have size zero; give at least one observation")
         if any(r.log_prob.isnan().any() for r in observed if r.log_prob is not None):
             self._explain_nan_arguments()
@@ -765,6 +770,8 @@ class PyroDensity:
 
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         """Return the log likelihood of each observation at one vector ``u``, by observed site."""
+        if not self.observed_sites:
+            raise ModelError(NO_DATA)
         records = self._run(self._from_vector(u))
         if not self._enumerates:
             return {n: records[n].log_prob for n in self.observed_sites}  # type: ignore[misc]

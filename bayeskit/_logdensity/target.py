@@ -159,7 +159,7 @@ class Target:
         Unobserved continuous sites become coordinates; observed sites and
         ``pyro.factor`` become the likelihood; sites marked
         ``infer={"enumerate": "parallel"}`` are summed out. ``pyro.param`` values are
-        constants.
+        constants. A model without observed sites and factors has the likelihood one: its posterior is its prior.
 
         Parameters
         ----------
@@ -180,8 +180,7 @@ class Target:
         Raises
         ------
         ModelError
-            If ``model`` is not a Pyro model, has no observed or no continuous
-            latent site, or fails when run.
+            If ``model`` is not a Pyro model, has no continuous latent site, or fails when run.
         UnsupportedSiteError
             If a latent site is discrete and unmarked, or its support has no bijection.
         DataError
@@ -189,6 +188,8 @@ class Target:
 
         Warns
         -----
+        DataWarning
+            If tensors are among the arguments, and the model has no observed site.
         SlowModelWarning
             If the model cannot be batched.
         AccuracyWarning
@@ -197,6 +198,7 @@ class Target:
         """
         with process_state():
             density = PyroDensity(model, args, kwargs, new_generator(seed))
+            density.warn_without_data()
             probe = density.probe(new_generator(seed))
             density.check_repeatable(probe, new_generator(seed))
             loops = not can_be_batched(density, probe)

@@ -45,10 +45,6 @@ def latent(make, **settings):
     return model
 
 
-def unobserved():
-    pyro.sample("mean", dist.Normal(0.0, 1.0))
-
-
 def nothing_continuous(y):
     z = pyro.sample("z", dist.Bernoulli(0.5), infer=PARALLEL)
     observe(z, y)
@@ -96,7 +92,6 @@ def covariate(x, y):
 BAD = {
     "not callable": (lambda: Target.from_pyro(3), ModelError, "callable.*got int.*from_functions"),
     "not Pyro": (lambda: Target.from_pyro(lambda: 3), ModelError, "reached no pyro.sample.*from_functions"),
-    "unobserved": (lambda: Target.from_pyro(unobserved), ModelError, "no observed site.*obs=data"),
     "nothing continuous": (
         lambda: Target.from_pyro(nothing_continuous, Y),
         ModelError,

@@ -160,4 +160,4 @@ def test_a_reparameterised_site_is_no_datum():
     values = target.constrain(u, deterministic=True)
     torch.testing.assert_close(values["x"], 1 + values["scale"] * values["x_decentered"], rtol=0, atol=1e-12)
     with pytest.raises(ModelError, match="no observed site"):
-        bk.Target.from_pyro(model, None)
+        bk.Target.from_pyro(model, None).pointwise_log_likelihood(u)

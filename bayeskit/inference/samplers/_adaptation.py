@@ -235,7 +235,7 @@ class _Kernel(Protocol):
         ...
 
     def step(self, target: Target, state: HMCState, *, generator: torch.Generator) -> tuple[HMCState, Any]:
-        """Take one step; the info has at least the fields of :class:`KernelInfo`."""
+        """Take one step; the info has ``acceptance_rate``, ``diverging`` and ``num_steps``, each ``(n,)``."""
         ...
 
     def with_settings(self, **changes: object) -> Any:

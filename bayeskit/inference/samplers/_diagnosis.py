@@ -14,8 +14,8 @@ from bayeskit._draws import Draws
 from bayeskit.inference.samplers._scale_profiles import scales_of
 from bayeskit.inference.samplers._unseen_tails import scales_are_known
 
-_MAX_R_HAT = 1.05
-_ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE, _ENOUGH_TO_COMPARE = 200, 20, 4  # draws per chain
+_MAX_R_HAT, _NOISE_OF_R_HAT = 1.05, 10.0  # the latter by the number of draws of a chain: 1.05 from 200 draws on
+_ENOUGH_TO_JUDGE, _ENOUGH_TO_DISAGREE, _ENOUGH_TO_MOVE, _ENOUGH_TO_COMPARE = 200, 50, 20, 4  # draws per chain
 _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or 400
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
 _OUTER, _EFFECTIVE_OUTSIDE = 0.05, 100  # share of draws in a tail, and its least effective sample size
@@ -48,20 +48,23 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
             *found,
             f"{number} of each chain cannot tell whether chains agree; take num_samples=200 or more",
         ]
-    if not len(x) or draws.num_draws < _ENOUGH_TO_JUDGE:
+    if not len(x) or draws.num_draws < _ENOUGH_TO_DISAGREE:
         return found
     directions, loadings = principal_directions(x)
     quantities = torch.cat([x.movedim(-1, 0), directions])
     disagreement = r_hat(quantities)
     worst = int(disagreement.nan_to_num(nan=torch.inf).argmax())
     place, name = _coordinate_of(draws, worst, loadings)
-    if not float(disagreement[worst]) <= _MAX_R_HAT:
+    most = max(_MAX_R_HAT, 1 + _NOISE_OF_R_HAT / draws.num_draws)
+    if not float(disagreement[worst]) <= most:
         who, cause = "the two halves of the chain", None
         if len(x) > 1:
             who, cause = "the chains", _of_disagreement(draws, alive, place)
-        seen = f"{who} disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT} for {name})"
+        seen = f"{who} disagree (R-hat {float(disagreement[worst]):.2f} > {most:.3g} for {name})"
         cause = cause or _of_slowness(draws, x, place, max_steps)
         return [*found, f"{seen} and do not sample one posterior; {cause}"]
+    if draws.num_draws < _ENOUGH_TO_JUDGE:
+        return found
     effective = effective_sample_size(quantities)
     worst, total = int(effective.argmin()), x.shape[0] * x.shape[1]
     place, name = _coordinate_of(draws, worst, loadings)

@@ -427,9 +427,10 @@ def sample(
     -----
     SamplingWarning
         If a coordinate never moves in a chain, if transitions diverge (more than one in a thousand, in a model whose
-        scales have no mass beyond the draws), if R-hat exceeds 1.05 (from 200 draws per chain on), or if the effective
-        sample size is below 400 or below a tenth of the draws (from 2,000 draws on), of a coordinate or along a
-        principal direction; if a tail of 5 % has an effective sample size below 100, or if new momenta change little of
+        scales have no mass beyond the draws), if R-hat exceeds 1.05 (in chains of 50 to 200 draws ``1 + 10 / draws``),
+        or if the effective sample size is below 400 or below a tenth of the draws (from 2,000 draws on), of a
+        coordinate or along a principal direction; if a tail of 5 % has an effective sample size below 100, or if new
+        momenta change little of
         the energy (E-BFMI below 0.2; Betancourt 2016). Each warning names the coordinate, the likely cause and the
         remedy. If coordinates, R-hat and sizes are right, and a search at 5 % of the run's cost finds a mode that no
         chain has visited with 1 % of the posterior or more. If mass that matters lies where a scale is smaller or
@@ -635,7 +636,7 @@ def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts
     """Turn the records of a run into :class:`Draws` under ArviZ's names."""
     stats = {_ARVIZ_NAMES.get(k, k): v.movedim(0, 1).contiguous() for k, v in result.records.items()}
     step_size = result.state.step.step_size.repeat_interleave(len(beta) // len(result.state.step.step_size))
-    stats["step_size"] = step_size.unsqueeze(-1).expand_as(stats["energy"]).clone()
+    stats["step_size"] = step_size.unsqueeze(-1).expand_as(stats["log_prior"]).clone()
     if restarts := int(result.state.restarts):
         facts = facts | {"num_restarts": restarts}
     return Draws(
