@@ -22,7 +22,7 @@ from bayeskit._core.summaries import summary_table, without_stillness
 from bayeskit._leave_one_out import Groups, LeaveOneOutScore, leave_one_out
 from bayeskit._logdensity.outcomes import WithOutcomes
 from bayeskit._logdensity.pyro_density import PyroDensity
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import NO_TARGET, Target
 from bayeskit.errors import DrawsError, ModelError, ShapeError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Draws:
 
     def _given_target(self) -> Target:
         if self.target is None:
-            raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
+            raise DrawsError(NO_TARGET)
         return self.target
 
     def infer_discrete(self, *, seed: int | torch.Generator = 0) -> Draws:

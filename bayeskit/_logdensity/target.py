@@ -35,11 +35,14 @@ from bayeskit._logdensity.density import (
 from bayeskit._logdensity.own_density import ONE_DENSITY, Names, OwnDensity, OwnGradient, checked_density
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.pyro_runs import place_of
-from bayeskit.errors import BayeskitError, ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.errors import BayeskitError, DrawsError, ModelError, SettingsError, ShapeError, SlowModelWarning
 
 _DRAWN_TOGETHER = 1000  # vectors at which data or discrete sites are drawn in one batch
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
+
+
+NO_TARGET = "these draws have no target; load them with Draws.load(path, target=target)"
 
 
 def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
@@ -63,9 +66,14 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
 
 
 def require_target(value: Any) -> Target:
-    """Return a target as it is; raise ``SettingsError`` for anything else, such as a model."""
+    """Return a target, or that of draws; raise ``SettingsError`` for anything else, such as a model."""
     if isinstance(value, Target):
         return value
+    carried = getattr(value, "target", value)
+    if isinstance(carried, Target):
+        return carried
+    if carried is None:
+        raise DrawsError(NO_TARGET)
     raise SettingsError(
         f"a Target is needed, not a {type(value).__name__}; make one by bk.Target.from_pyro(model, *args)"
     )

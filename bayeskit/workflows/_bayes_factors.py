@@ -21,8 +21,9 @@ from bayeskit._core.page import Listed, PageTable, measured, result_html
 from bayeskit._core.randomness import derived_seed
 from bayeskit._core.storage import digest
 from bayeskit._core.texts import with_error
+from bayeskit._draws import Draws
 from bayeskit._logdensity.observations import check_same_data
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, require_target
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence._methods import Method, Part, select
@@ -425,7 +426,7 @@ def _label(row: Any) -> str:
 
 
 def compare_models(
-    models: Mapping[str, Target | Callable[[], Target]],
+    models: Mapping[str, Target | Draws | Callable[[], Target]],
     method: str = "bridge_sampling",
     *,
     budget: Budget | None = None,
@@ -440,10 +441,10 @@ def compare_models(
 
     Parameters
     ----------
-    models : mapping of str to Target or callable
-        By name, at least two models of the same data. A callable takes no argument and returns the Target. It is
-        called in the process that estimates the model, and beforehand unless ``same_data``, or if the method does not
-        apply to every target.
+    models : mapping of str to Target, Draws or callable
+        By name, at least two models of the same data. Draws stand for their target, and a method that needs posterior
+        draws takes them as they are. A callable takes no argument and returns the Target. It is called in the process
+        that estimates the model, and beforehand unless ``same_data``, or if the method does not apply to every target.
     method : str, default "bridge_sampling"
         Name of a function in :mod:`bayeskit.inference.evidence`.
     budget : Budget, optional
@@ -547,7 +548,7 @@ def compare_models(
 @dataclass(frozen=True)
 class _Task:
     name: str
-    model: Target | Callable[[], Target]
+    model: Target | Draws | Callable[[], Target]
     method: str
     budget: Budget
     seed: int
@@ -555,7 +556,12 @@ class _Task:
 
     def packed(self) -> _Task:
         """Remove compiled graphs, which cannot be sent to another process and would round differently here."""
-        return replace(self, model=self.model.without_graphs()) if isinstance(self.model, Target) else self
+        if isinstance(self.model, Target):
+            return replace(self, model=self.model.without_graphs())
+        if isinstance(self.model, Draws):
+            target = require_target(self.model).without_graphs()
+            return replace(self, model=replace(self.model, target=target))
+        return self
 
     def fingerprint(self) -> str:
         """Identify the task independently of its folder."""
@@ -565,7 +571,7 @@ class _Task:
         return f"model {self.name!r}"
 
 
-def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Target]]) -> None:
+def _check_method(method: Method, models: Mapping[str, Target | Draws | Callable[[], Target]]) -> None:
     """Raise SettingsError for a method that does not apply, before any model is estimated."""
     if method.kind == "score":
         raise SettingsError(
@@ -583,9 +589,9 @@ def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Tar
             )
 
 
-def _built(name: str, model: Target | Callable[[], Target]) -> Target:
-    if isinstance(model, Target):
-        return model
+def _built(name: str, model: Target | Draws | Callable[[], Target]) -> Target:
+    if isinstance(model, Target | Draws):
+        return require_target(model)
     try:
         inspect.signature(model).bind()
     except TypeError as error:
@@ -602,21 +608,29 @@ def _built(name: str, model: Target | Callable[[], Target]) -> Target:
 
 def _estimate(task: _Task) -> Evidence:
     target = _built(task.name, task.model)
+    draws = task.model if isinstance(task.model, Draws) else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # the estimate has the same warnings
         table = compare(
-            target, [task.method], seed=task.seed, budget=task.budget, checkpoint=task.checkpoint, progress=False
+            target,
+            [task.method],
+            seed=task.seed,
+            budget=task.budget,
+            draws=draws,
+            checkpoint=task.checkpoint,
+            progress=False,
         )
     return table[task.method]
 
 
-def _check_models(models: Mapping[str, Target | Callable[[], Target]]) -> None:
+def _check_models(models: Mapping[str, Target | Draws | Callable[[], Target]]) -> None:
     if not isinstance(models, Mapping):
         raise SettingsError(f"models must be a dict of targets by name, not a {type(models).__name__}")
     if len(models) < 2:
         raise SettingsError(f"give at least two models to compare, not {len(models)}")
     for name, model in models.items():
-        if not isinstance(name, str) or not (isinstance(model, Target) or callable(model)):
+        if not isinstance(name, str) or not (isinstance(model, Target | Draws) or callable(model)):
             raise SettingsError(
-                f"model {name!r} is a {type(model).__name__}; give a name and a Target, or a function that returns one"
+                f"model {name!r} is a {type(model).__name__}; give a name and a Target, its Draws, or a function "
+                "that returns one"
             )

@@ -383,7 +383,9 @@ def compare(
     >>> abs(table["bridge_sampling"].log_evidence - case.log_evidence) < 0.05, table.verdict.is_agreed
     (True, True)
     """
-    require_target(target)
+    if isinstance(target, Draws) and draws is None:
+        draws = target
+    target = require_target(target)
     chosen, seed = select(methods), whole_number("seed", seed)
     if not chosen:
         raise SettingsError("methods is empty; give names, or 'all'")

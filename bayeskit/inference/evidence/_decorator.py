@@ -9,16 +9,17 @@ target. An estimate for a target that approximates an integral is corrected once
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from bayeskit._core.randomness import one_thread
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, require_target
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence._judging._belonging import usable_draws
 from bayeskit.inference.evidence._judging._chains import posterior_problems
@@ -31,10 +32,23 @@ from bayeskit.inference.samplers._ladder import Ladder
 from bayeskit.inference.samplers._nested import NestedRun
 from bayeskit.inference.samplers._smc import SMCRun
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 _NOBODY, _COMPARISON, _ESTIMATOR = range(3)
 _ASKED_BY: ContextVar[int] = ContextVar("asked by", default=_NOBODY)
+
+
+class Estimator(Protocol[P, R]):
+    """An estimator after decoration: its arguments after a target, or draws in place of a target and draws."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, target: Target, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, target: Draws, *args: Any, **kwargs: Any) -> R: ...
 
 
 def estimator(
@@ -43,11 +57,11 @@ def estimator(
     mixing: bool = True,
     refuses: Refusal | None = None,
     by: Estimate | None = None,
-) -> Callable[[F], F]:
+) -> Callable[[Callable[Concatenate[Target, P], R]], Estimator[P, R]]:
     """Decorate a public estimator: register it, check what it is given, judge its estimate, and measure its time.
 
     An estimator that needs ``Part.POSTERIOR`` has the draws as its argument after the target. It is called with those
-    of their chains whose density is finite.
+    of their chains whose density is finite. Callers may give draws in place of the target, for both.
 
     Parameters
     ----------
@@ -85,12 +99,18 @@ def estimator(
     >>> del evidence.METHODS["likelihood_at_the_mode"]
     """
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[Concatenate[Target, P], R]) -> Estimator[P, R]:
         from_posterior = functools.partial(_from_posterior, function, mixing)
         estimate: Callable[..., Any] = from_posterior if Part.POSTERIOR in needs else function
 
+        takes_draws = "draws" in inspect.signature(function).parameters
+
         @functools.wraps(function)
-        def judged(target: Target, *given: Any, **named: Any) -> Any:
+        def judged(target: Target | Draws, *given: Any, **named: Any) -> Any:
+            if isinstance(target, Draws):
+                if takes_draws and "draws" not in named and not (given and isinstance(given[0], Draws)):
+                    named["draws"] = target
+                target = require_target(target)
             asked_by = _ASKED_BY.get()
             if asked_by == _ESTIMATOR:
                 return _judged(target, estimate(target, *given, **named))
@@ -115,7 +135,7 @@ def estimator(
             return replace(found, seconds=max(own + earlier, found.seconds))
 
         register(judged, needs, kind, refuses, by)
-        return cast(F, judged)
+        return cast(Estimator[P, R], judged)
 
     return decorate
 
@@ -165,7 +185,7 @@ def draws_among(given: Iterable[object]) -> Draws | None:
 
 def _from_posterior(function: Callable[..., Any], mixing: bool, target: Target, *given: Any, **named: Any) -> Any:
     """Return what an estimator makes of the chains of finite density, with these chains' diagnostics and all draws."""
-    draws, *others = given or (named.pop("draws", None),)
+    draws, *others = (named.pop("draws"), *given) if "draws" in named else given or (None,)
     usable = usable_draws(draws, target)
     found = function(target, usable, *others, **named)
     if mixing:
