@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,14 @@ _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
 _BY_DRAW = ("sample_stats", "discrete", "posterior_predictive", "predictions")
 _SHOWN_SETTINGS = ("sampler", "num_warmup", "seed", "ending")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
+
+
+class Continuation(Protocol):
+    """A run that can go on from where its chains ended."""
+
+    def longer(self, draws: Draws, num_samples: int, *, time_budget: float | None, progress: bool) -> Draws:
+        """Return the draws with ``num_samples`` more of each chain."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +72,8 @@ class Draws:
         *shape)``; see :meth:`predictive`.
     discrete : dict of Tensor
         Values of the sites that the target sums out, each ``(chains, draws, *shape)``; see :meth:`infer_discrete`.
+    continuation : object, optional
+        Where the chains ended, for :meth:`extend`. It is not saved.
 
     Examples
     --------
@@ -88,6 +98,7 @@ class Draws:
     posterior_predictive: dict[str, Tensor] = field(default_factory=dict)
     predictions: dict[str, Tensor] = field(default_factory=dict)
     discrete: dict[str, Tensor] = field(default_factory=dict)
+    continuation: Continuation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.unconstrained.dim() != 3:
@@ -147,6 +158,54 @@ class Draws:
         table = summary_table(sites, **settings) if own else summary(sites, **settings)
         return without_stillness(table, sites, still)
 
+    def extend(self, num_samples: int, *, time_budget: float | None = None, progress: bool = True) -> Draws:
+        """Return longer chains: these draws, and more from where each chain ended.
+
+        They are those that one longer run returns, bit for bit, as far as both compile the density (a long run compiles
+        one that a short run does not). Warm-up is not repeated.
+
+        Parameters
+        ----------
+        num_samples : int
+            Draws of each chain beyond those that there are.
+        time_budget : float, optional
+            Seconds after which the draws made so far are returned.
+        progress : bool, default True
+
+        Returns
+        -------
+        Draws
+            Without ``discrete``, ``posterior_predictive`` and ``predictions``, which are to be drawn again.
+
+        Raises
+        ------
+        DrawsError
+            If it is not known where the chains ended: of draws that were loaded, thinned, selected or joined, whose
+            groups ended at different times, or that another sampler made. To go on in another process, give
+            ``checkpoint`` to :func:`bayeskit.sample`, and more ``num_samples`` to the same call later.
+        SettingsError
+            If ``num_samples`` is not a positive whole number.
+
+        Warns
+        -----
+        SamplingWarning
+            As :func:`bayeskit.sample`, of all draws.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> draws = bk.sample(bk.exact.get("beta_binomial").target(), num_samples=200, progress=False)
+        >>> draws.extend(300, progress=False)
+        Draws(4 chains x 500 draws, dim 1, sites: p)
+        """
+        num_samples = whole_number("num_samples", num_samples, 1)
+        if self.continuation is None:
+            raise DrawsError(
+                "it is not known where the chains of these draws ended, so they cannot be extended: extend the draws "
+                "that sample returned, or give sample a checkpoint and call it again with more num_samples"
+            )
+        return self.continuation.longer(self, num_samples, time_budget=time_budget, progress=progress)
+
     def thin(self, step: int) -> Draws:
         """Return every ``step``-th draw of each chain, from the last back.
 
@@ -165,7 +224,7 @@ class Draws:
         step = whole_number("step", step, 1)
         kept = torch.arange(self.num_draws - 1, -1, -step).flip(0).to(self.unconstrained.device)
         settings = self.settings | {"thinning": step * self.settings.get("thinning", 1)}
-        return replace(self, settings=settings, **self._picked(lambda x: x[:, kept]))
+        return replace(self, settings=settings, continuation=None, **self._picked(lambda x: x[:, kept]))
 
     def values(self, deterministic: bool = True) -> dict[str, Tensor]:
         """Return the sites' values, ``{site: (chains, draws, *shape)}``, discrete ones after :meth:`infer_discrete`.
@@ -457,7 +516,7 @@ class Draws:
             Indices, or a boolean for each chain.
         """
         index = torch.as_tensor(chains, device=self.unconstrained.device)
-        return replace(self, beta=self.beta[index], **self._picked(lambda x: x[index]))
+        return replace(self, beta=self.beta[index], continuation=None, **self._picked(lambda x: x[index]))
 
     def _picked(self, pick: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Return a part of everything that has chains and draws."""
@@ -672,6 +731,18 @@ def _simulator(
     if missing := next((name for name in sites or () if name not in observed), None):
         raise unknown_name("site", missing, [*observed, *(site.name for site in target.sites)])
     return target
+
+
+def followed_by(before: Draws, after: Draws) -> Draws:
+    """Return the chains of two runs of which one continues the other."""
+
+    def joined(part: str) -> dict[str, Tensor]:
+        one, other = getattr(before, part), getattr(after, part)
+        return {name: torch.cat([x, other[name]], 1) for name, x in one.items() if name in other}
+
+    whole: dict[str, Any] = {n: torch.cat([getattr(before, n), getattr(after, n)], 1) for n in _SAVED if n != "beta"}
+    stats = joined("sample_stats")
+    return replace(after, **whole, sample_stats=stats, seconds=before.seconds + after.seconds)
 
 
 def _joint_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:

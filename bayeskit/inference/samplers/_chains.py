@@ -20,7 +20,16 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference._known_modes import KnownModes
 from bayeskit.inference.samplers._adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers._centring import Centring
-from bayeskit.inference.samplers._driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
+from bayeskit.inference.samplers._driver import (
+    Algorithm,
+    Control,
+    Ending,
+    Place,
+    Records,
+    drive,
+    nothing_done,
+    say_early,
+)
 from bayeskit.inference.samplers._hmc import choose
 from bayeskit.inference.samplers._starts import (
     TemperedStarts,
@@ -432,6 +441,7 @@ class RunResult(NamedTuple):
     num_gradients: int  # over all chains, warm-up included
     seconds: float
     ending: Ending
+    place: Place  # from where a longer run goes on
     exchange: tuple[Tensor, Tensor] | None = None  # probabilities (N, T, m) and round trips (m,)
 
 
@@ -442,6 +452,7 @@ def run(
     *,
     initial: Tensor | TemperedStarts | None = None,
     prior: PriorDraws | None = None,
+    place: Place | None = None,
 ) -> RunResult:
     """Run warm-up and sampling and return the recorded draws.
 
@@ -455,11 +466,13 @@ def run(
         Starting points as in :func:`starting_points`, or a tempering path to find them.
     prior : PriorDraws, optional
         Prior draws for every iteration; if given, neighbouring temperatures exchange states.
+    place : Place, optional
+        Where a shorter run ended that this one continues.
 
     Returns
     -------
     RunResult
-        An early end leaves fewer draws; ``ending`` is the reason.
+        With the draws after ``place``. An early end leaves fewer draws; ``ending`` is the reason.
 
     Raises
     ------
@@ -482,11 +495,11 @@ def run(
     centring = Centring.of(chains) if settings.reparameterize and prior is None else None
     algorithm: Algorithm = centring or (chains if prior is None else Tempering(chains, prior))
     generator = new_generator(settings.seed, target.device, settings.stream)
-    outcome = drive(algorithm, settings.control, generator, target.device)
+    outcome = drive(algorithm, settings.control, generator, target.device, place)
     done = outcome.records.count("position")
     if done == 0:
         raise nothing_done(outcome.ending, settings.control, _phase(outcome.num_iterations, adaptation.num_warmup))
-    after = f"after {done} of {settings.num_samples} draws a chain"
+    after = f"after {done} {'more' if place else f'of {settings.num_samples}'} draws a chain"
     say_early(outcome.ending, settings.control, settings.description, after)
     records = outcome.records.as_dict()
     state, exchange = outcome.state, None
@@ -498,7 +511,7 @@ def run(
         position, records["log_prior"] = centring.original(state, position, records["log_prior"])
         state = state.chains
     gradients = int(state.num_gradients)
-    return RunResult(position, records, state, gradients, outcome.seconds, outcome.ending, exchange)
+    return RunResult(position, records, state, gradients, outcome.seconds, outcome.ending, outcome.place, exchange)
 
 
 def _phase(num_iterations: int, num_warmup: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +31,8 @@ _PART_BYTES = 2**22
 #: Rows of so many bytes are kept together in memory.
 _BLOCK_BYTES = 2**22
 _MOST_ITERATIONS = 2**53
+#: The setting that may be larger in a resumed run.
+_MAY_GROW = "num_samples"
 
 
 def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
@@ -144,6 +147,8 @@ def _check_settings(path: Path, saved: Mapping[str, Any], settings: Mapping[str,
             f"{path} is a checkpoint of another model or of other data; give another path, or move it away"
         )
     for name in [*settings, *(extra for extra in saved if extra not in settings)]:
+        if name == _MAY_GROW and saved.get(name, math.inf) <= settings.get(name, -math.inf):
+            continue
         if saved.get(name) != settings.get(name):
             raise CheckpointError(
                 f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "
@@ -305,6 +310,14 @@ class Records:
         return {name: self[name] for name in self.names()}
 
 
+class Place(NamedTuple):
+    """Where a run in steps stands: all that its next steps depend on."""
+
+    state: Any
+    num_iterations: int
+    stream: Tensor  # state of the generator
+
+
 class Outcome(NamedTuple):
     """Result of a run."""
 
@@ -313,10 +326,20 @@ class Outcome(NamedTuple):
     num_iterations: int
     seconds: float
     ending: Ending
+    stream: Tensor  # state of the generator
+
+    @property
+    def place(self) -> Place:
+        """Where the run ended, from where a longer one goes on."""
+        return Place(self.state, self.num_iterations, self.stream)
 
 
 def drive(
-    algorithm: Algorithm, control: Control, generator: torch.Generator, device: torch.device | str = "cpu"
+    algorithm: Algorithm,
+    control: Control,
+    generator: torch.Generator,
+    device: torch.device | str = "cpu",
+    place: Place | None = None,
 ) -> Outcome:
     """Run ``algorithm`` to its end, to the end of the time budget, or to Ctrl-C.
 
@@ -328,6 +351,8 @@ def drive(
         The only source of randomness.
     device
         Device of the records.
+    place : Place, optional
+        Where an earlier run of the same algorithm ended; by default the run begins with the algorithm's first state.
 
     Returns
     -------
@@ -350,13 +375,17 @@ def drive(
     """
     begin = here = time.monotonic()
     with one_thread(), torch.no_grad(), watching(control.time_budget) as watch:
-        try:
-            state = algorithm.start(generator)
-        except Stopped as stopped:
-            raise _nothing_begun(stopped.reason, control) from None
+        iteration = 0
+        if place is not None:
+            state, iteration = place.state, place.num_iterations
+            generator.set_state(place.stream)
+        else:
+            try:
+                state = algorithm.start(generator)
+            except Stopped as stopped:
+                raise _nothing_begun(stopped.reason, control) from None
         records = Records()
         facts = algorithm.facts() | {"torch": torch.__version__, "device": torch.device(device).type}
-        iteration = 0
         checkpoint = None if control.checkpoint is None else _Checkpoint(control.checkpoint)
         if checkpoint is not None and checkpoint.path.exists():
             state, saved, iteration, before = checkpoint.load(state, generator, facts)
@@ -401,7 +430,7 @@ def drive(
             save_or_warn(save, "the last one is missing")  # a failed write must not lose the result
     if watch.interrupted.is_set():
         ending = "interrupted"  # even during the last step, so that a caller with several runs can stop
-    return Outcome(state, records, iteration, time.monotonic() - begin, ending)
+    return Outcome(state, records, iteration, time.monotonic() - begin, ending, generator.get_state())
 
 
 def obey(ending: object) -> None:

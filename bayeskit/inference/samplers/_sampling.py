@@ -9,7 +9,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, overload
 from uuid import uuid4
@@ -21,14 +21,14 @@ from bayeskit._core.folders import as_output_folder
 from bayeskit._core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit._core.process_state import recorded_warnings
 from bayeskit._core.randomness import new_generator
-from bayeskit._draws import Draws
+from bayeskit._draws import Draws, followed_by
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError, UnknownNameError
 from bayeskit.inference._known_modes import KnownModes, WeightedMode
 from bayeskit.inference.samplers._adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers._chains import Convergence, RunResult, RunSettings, run
 from bayeskit.inference.samplers._diagnosis import problems, problems_in_tails
-from bayeskit.inference.samplers._driver import CHECKPOINT_SECONDS, Control, Ending, say_early
+from bayeskit.inference.samplers._driver import CHECKPOINT_SECONDS, Control, Ending, Place, say_early
 from bayeskit.inference.samplers._hidden_modes import hidden_modes
 from bayeskit.inference.samplers._hmc import HMC
 from bayeskit.inference.samplers._starts import TemperedStarts, prior_positions
@@ -47,6 +47,7 @@ class Group(NamedTuple):
     adaptation: Adaptation
     num_chains: int
     initial: Tensor | TemperedStarts | None = None
+    place: Place | None = None  # where a shorter run ended
 
 
 class GroupResults(NamedTuple):
@@ -252,7 +253,8 @@ class _RunGroup:
 
     def _run(self, task: _Task, caught: Sequence[warnings.WarningMessage]) -> tuple[RunResult | None, Ending]:
         try:
-            result = run(self._target, task.group.adaptation, task.settings, initial=task.group.initial)
+            group = task.group
+            result = run(self._target, group.adaptation, task.settings, initial=group.initial, place=group.place)
         except BudgetError:
             return None, "time budget"
         except KeyboardInterrupt:
@@ -487,19 +489,53 @@ def sample(
     )
     facts: dict[str, object] = {"num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
     facts |= {} if thinning == 1 else {"thinning": settings.thinning}
-    beta = torch.ones(num_chains, dtype=target.dtype, device=target.device)
-    if num_groups == 1:
-        draws = as_draws(target, run(target, adaptation, settings, initial=start), beta, kernel, facts)
-    else:
-        points = _divided(start, num_chains, num_groups, target.dim)
-        groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
-        done = run_groups(target, groups, settings, num_jobs=num_jobs)
-        draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
+    points = _divided(start, num_chains, num_groups, target.dim)
+    groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
     # Who starts all chains at one point has chosen a mode.
     chosen = start is not None and bool((start == start.reshape(-1, target.dim)[0]).all())
-    for problem in _problems(draws, adaptation.max_steps, None if chosen else seed):
-        warn_user(problem, SamplingWarning)
-    return draws
+    return _PosteriorRun(target, groups, settings, facts, num_jobs, None if chosen else seed)()
+
+
+@dataclass(frozen=True, eq=False)
+class _PosteriorRun:
+    """A run of :func:`sample`, and what continues its draws."""
+
+    target: Target
+    groups: Sequence[Group]
+    settings: RunSettings
+    facts: dict[str, object]
+    num_jobs: int
+    seed: int | None  # of the search for modes that chains have missed
+
+    def __call__(self, before: Draws | None = None) -> Draws:
+        """Return the draws of the run, after those of a shorter one."""
+        first = self.groups[0].adaptation
+        count, kernel, facts = len(self.groups), first.kernel, self.facts
+        beta = torch.ones(self.settings.num_chains, dtype=self.target.dtype, device=self.target.device)
+        if count == 1:
+            (group,) = self.groups
+            result = run(self.target, first, self.settings, initial=group.initial, place=group.place)
+            draws, results = as_draws(self.target, result, beta, kernel, facts), [result]
+        else:
+            done = run_groups(self.target, self.groups, self.settings, num_jobs=self.num_jobs)
+            facts = facts | {"num_groups": count}
+            draws, results = join_groups(self.target, done, beta.chunk(count), kernel, facts), done.results
+        draws = draws if before is None else followed_by(before, draws)
+        if {len(result.position) for result in results} == {len(results[0].position)} and len(results) == count:
+            draws = replace(draws, continuation=self._ending_at([result.place for result in results]))
+        for problem in _problems(draws, first.max_steps, self.seed):
+            warn_user(problem, SamplingWarning)
+        return draws
+
+    def _ending_at(self, places: Sequence[Place]) -> _PosteriorRun:
+        groups = [group._replace(place=place) for group, place in zip(self.groups, places, strict=True)]
+        return replace(self, groups=groups)
+
+    def longer(self, draws: Draws, num_samples: int, *, time_budget: float | None, progress: bool) -> Draws:
+        """Return the draws with ``num_samples`` more of each chain."""
+        control = Control(time_budget=time_budget, progress=progress)
+        settings = replace(self.settings, num_samples=draws.num_draws + num_samples, stop=None, control=control)
+        return replace(self, settings=settings)(draws)
 
 
 def _problems(draws: Draws, max_steps: int, seed: int | None) -> list[str]:
