@@ -1,4 +1,5 @@
 # The two commands to know: `make demo` and `make test`. Either creates .venv on its first run only.
+# `make calibrate` and `make long` run the tests that take longer; `benchmarks/costs_of_tests.py` measures all three.
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 VENV := .venv
@@ -9,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint types doctest docs docs-small browser install clean
+.PHONY: demo test calibrate long lint types doctest docs docs-small browser install clean
 
 install: $(STAMP)
 
@@ -25,7 +26,13 @@ demo: $(STAMP)
 	$(BIN)/bayeskit evidence primates --out demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not calibration and not long" tests
+
+calibrate: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m calibration tests
+
+long: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Print what the tests cost: CPU seconds of each file in each circle, and the most expensive tests.
 
-    python benchmarks/costs_of_tests.py [--circle test calibrate] [--csv docs/tables/tests.csv] [--most 30]
+    python benchmarks/costs_of_tests.py [--circle test calibrate long] [--csv docs/tables/tests.csv] [--most 30]
 
 Seconds are those of the test's own process and of processes that it waited for, compilation included, on two processes
 as in ``make test``. Pages are left out: the documentation runs them.
@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CIRCLES = {"test": "not calibration", "calibrate": "calibration"}
+CIRCLES = {"test": "not calibration and not long", "calibrate": "calibration", "long": "long"}
 PAGES = "tests/examples/test_examples.py::test_page_runs"
 
 

@@ -123,6 +123,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.BayeskitWarning")
 @pytest.mark.parametrize("name", CALLS)
 def test_an_edited_model_is_refused(name, tmp_path):

@@ -57,6 +57,7 @@ def disagreements(text, found, limit):
     return wrong
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_claim_has_its_verdict_and_its_numbers(path, claims, limit):
     claim = claims.read(path)
@@ -71,6 +72,7 @@ def test_claim_has_its_verdict_and_its_numbers(path, claims, limit):
     assert not disagreements(claim.number, found, limit(len(found)))
 
 
+@pytest.mark.calibration
 def test_there_are_thirty_claims_on_one_page(claims):
     found = claims.read_all(DOCS / "claims")
     assert sorted(claim.name for claim in found) == [path.stem for path in PATHS]
@@ -103,6 +105,7 @@ def test_mutation_a_number_that_is_not_found_is_noticed(text, found, agree, limi
     assert (not disagreements(text, found, limit())) == agree
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "header",
     [

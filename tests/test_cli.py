@@ -61,6 +61,7 @@ def coin(tmp_path_factory):
     return arguments, folder, call(*arguments, "--out", folder)
 
 
+@pytest.mark.calibration
 def test_evidence_of_a_named_model(coin):
     _, folder, result = coin
     assert result.exit_code == 0, result.output
@@ -76,6 +77,7 @@ def test_evidence_of_a_named_model(coin):
     assert names == ["evidence.csv", "posterior.nc", "report.html", "run.json"]
 
 
+@pytest.mark.calibration
 def test_a_finished_run_is_said_and_not_repeated(coin, monkeypatch):
     def never(*_, **__):
         raise OutputError("the run was repeated")
@@ -114,6 +116,7 @@ def test_a_folder_without_a_name_is_found_again(monkeypatch):
         assert f"results go to results/{folder}\n" in result.stderr
 
 
+@pytest.mark.long
 def test_evidence_of_files_in_a_subprocess(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     alignment, tree = tmp_path / "a.fasta", tmp_path / "t.nwk"
@@ -146,6 +149,7 @@ def test_run_writes_the_posterior(tmp_path):
     assert "finished before: beta_binomial: 2 chains of 50 draws" in call(*arguments).stdout
 
 
+@pytest.mark.calibration
 def test_run_runs_a_page(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = call("run", "nile_change_point", "--out", tmp_path / "out", "--small", "--quiet")
@@ -183,6 +187,7 @@ def test_exam_refuses_options_that_it_would_ignore():
     assert "no method" in refused("exam", "--methods", ",")
 
 
+@pytest.mark.calibration
 def test_calibration_of_several_cases_leaves_out_what_does_not_apply(tmp_path):
     methods = "laplace_importance_sampling,gamma_laplus_importance_sampling"
     arguments = (
@@ -213,6 +218,7 @@ def test_calibration_of_several_cases_leaves_out_what_does_not_apply(tmp_path):
     assert "no method applies" in refused("exam", *only)
 
 
+@pytest.mark.calibration
 def test_scores_alone_are_printed_without_a_verdict():
     result = call("evidence", "linreg10", "--methods", "pointwise_predictive_density", *SMALL)
     assert result.exit_code == 0, result.output
@@ -245,6 +251,7 @@ def test_options_and_budgets_have_the_same_least_numbers():
     assert shown == {field: str(value) for field, value in Budget().words().items() if field in LEAST}
 
 
+@pytest.mark.calibration
 def test_what_is_known_without_torch_is_what_there_is():
     assert evidence_methods() == set(METHODS)
     built = {name: build() for name, build in exact.CASES.items()}
@@ -352,6 +359,7 @@ def test_an_interrupted_run_says_how_to_resume(monkeypatch, tmp_path):
     assert result.exit_code == 130 and "resumes" in result.stderr
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("moment", ["imports", "run"])
 def test_ctrl_c_ends_quietly(moment, tmp_path):
     """Imports take seconds; a run has begun once its first checkpoint is there."""
@@ -389,6 +397,7 @@ def test_the_error_of_a_reference_is_said(monkeypatch):
     assert gallery.get_model("primates").reference_error == 0.004
 
 
+@pytest.mark.calibration
 def test_methods_that_do_not_apply_leave_the_others_in_place_and_none_is_no_answer():
     methods = ("--methods", "laplace_importance_sampling,gamma_laplus", "--replicates", 2)
     result = call("evidence", "beta_binomial", *methods)
@@ -402,6 +411,7 @@ def test_methods_that_do_not_apply_leave_the_others_in_place_and_none_is_no_answ
     assert score.exit_code == 0, score.output
 
 
+@pytest.mark.calibration
 def test_trees_from_an_alignment_alone(tmp_path):
     path, out = tmp_path / "a.fasta", tmp_path / "out"
     path.write_text(">A\nAACCAGT\n>B\nAACCGGT\n>C\nAGCTAGA\n>D\nAGCTACA\n")
@@ -418,6 +428,7 @@ def test_trees_from_an_alignment_alone(tmp_path):
     assert "finished before" in again.output
 
 
+@pytest.mark.calibration
 def test_trees_by_a_mrbayes_block(tmp_path):
     path, out = tmp_path / "a.nex", tmp_path / "out"
     data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"
@@ -431,6 +442,7 @@ def test_trees_by_a_mrbayes_block(tmp_path):
     assert len(splits) == 2 and splits[1].startswith(("C|D,2,", "A|B,2,"))  # the constraint is the only inner one
 
 
+@pytest.mark.calibration
 def test_evidence_of_all_topologies_that_a_mrbayes_block_allows(tmp_path):
     path, out = tmp_path / "a.nex", tmp_path / "out"
     data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"
@@ -446,6 +458,7 @@ def test_evidence_of_all_topologies_that_a_mrbayes_block_allows(tmp_path):
     assert max(values) - min(values) < 1
 
 
+@pytest.mark.calibration
 def test_trees_of_the_parts_of_a_mrbayes_block(tmp_path):
     path, out = tmp_path / "a.nex", tmp_path / "out"
     data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"
@@ -501,6 +514,7 @@ def test_a_network_is_fitted_to_a_file(four, tmp_path):
     assert silent.exit_code == 0 and silent.stdout == ""
 
 
+@pytest.mark.calibration
 def test_trees_are_approximated_from_an_alignment(four, tmp_path):
     alignment, trees = four
     numbers = ("--steps", 60, "--draws", 200, "--seed", 1)

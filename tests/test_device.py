@@ -13,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.compiler  # the device is compiled
 
 
+@pytest.mark.calibration
 def test_public_algorithms_give_the_numbers_of_the_host_on_a_device():
     cases = Path(__file__).parent / "on_a_device.py"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

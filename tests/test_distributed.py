@@ -71,6 +71,7 @@ def alone(monkeypatch):
     return {name: value.detach() for name, value in guide.named_parameters()}
 
 
+@pytest.mark.long
 def test_two_ranks_end_with_the_same_bits_and_do_what_one_process_does(tmp_path, alone):
     first, second = launch(tmp_path, 2)
     assert bool(first["same"]) and bool(second["same"])

@@ -41,6 +41,7 @@ def draws():
     return bk.sample(target, 2, 100, 50, seed=4, target_acceptance=0.95, progress=False)
 
 
+@pytest.mark.calibration
 def test_shapes(draws):
     values = draws.values()
     assert {k: tuple(v.shape) for k, v in values.items()} == {"mean": (2, 50), "scale": (2, 50, 2), "ratio": (2, 50)}
@@ -53,6 +54,7 @@ def elpd(loo):
     return float(loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo)
 
 
+@pytest.mark.calibration
 def test_arviz_reads_every_group(draws):
     data = draws.to_arviz()
     assert all(hasattr(data, group) for group in ("posterior", "sample_stats", "log_likelihood"))
@@ -68,6 +70,7 @@ def test_arviz_reads_every_group(draws):
         assert np.isfinite(elpd(arviz.loo(data)))
 
 
+@pytest.mark.calibration
 def test_netcdf_round_trip(draws, tmp_path):
     data = draws.to_arviz()
     data.to_netcdf(str(tmp_path / "posterior.nc"), engine="h5netcdf")
@@ -75,6 +78,7 @@ def test_netcdf_round_trip(draws, tmp_path):
     np.testing.assert_array_equal(read.posterior["mean"].values, draws.values()["mean"].numpy())
 
 
+@pytest.mark.calibration
 def test_a_changed_number_in_netcdf_is_found(draws, tmp_path):
     path = tmp_path / "posterior.nc"
     write_netcdf(draws.to_datasets(), path)
@@ -86,6 +90,7 @@ def test_a_changed_number_in_netcdf_is_found(draws, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["posterior.nc"]
 
 
+@pytest.mark.calibration
 def test_the_border_gives_a_data_tree_where_arviz_has_no_inference_data(draws, monkeypatch):
     """ArviZ 1.x has no InferenceData; there the DataTree is the answer."""
     monkeypatch.delitem(vars(arviz), "InferenceData", raising=False)
@@ -93,6 +98,7 @@ def test_the_border_gives_a_data_tree_where_arviz_has_no_inference_data(draws, m
     assert isinstance(tree, xr.DataTree) and "posterior" in tree.children
 
 
+@pytest.mark.calibration
 def test_save_and_load(draws, tmp_path):
     path = tmp_path / "draws"
     draws.save(path)
@@ -121,6 +127,7 @@ def test_wrong_shapes_are_refused():
         bk.Draws(torch.zeros(2, 3, 1), torch.zeros(2, 4), x, torch.ones(2))
 
 
+@pytest.mark.calibration
 def test_joined_chains_stand_next_to_each_other(draws):
     other = bk.sample(draws.target, 3, 100, 40, seed=5, progress=False)
     joined = bk.Draws.join([draws, other])
@@ -134,6 +141,7 @@ def test_joined_chains_stand_next_to_each_other(draws):
     assert joined.to_arviz().posterior["scale"].shape == (5, 40, 2)
 
 
+@pytest.mark.calibration
 def test_a_joined_run_is_saved_whole(draws, tmp_path):
     joined = bk.Draws.join([draws, draws])
     joined.save(tmp_path / "draws")
@@ -141,12 +149,14 @@ def test_a_joined_run_is_saved_whole(draws, tmp_path):
     joined.to_arviz().to_netcdf(str(tmp_path / "posterior.nc"), engine="h5netcdf")
 
 
+@pytest.mark.calibration
 def test_the_worst_ending_is_the_joint_one(draws):
     parts = [replace(draws, settings={"ending": name}) for name in ("converged", "finished", "interrupted")]
     endings = [bk.Draws.join(parts[:n]).settings["ending"] for n in (1, 2, 3)]
     assert endings == ["converged", "finished", "interrupted"]
 
 
+@pytest.mark.calibration
 def test_what_does_not_belong_together_is_not_joined(draws):
     with pytest.raises(DrawsError, match="nothing to join"):
         bk.Draws.join([])
@@ -159,6 +169,7 @@ def test_what_does_not_belong_together_is_not_joined(draws):
     assert bk.Draws.join([replace(draws, target=again), draws]).num_chains == 4
 
 
+@pytest.mark.calibration
 def test_a_repr_is_one_line(draws):
     assert repr(draws) == "Draws(2 chains x 50 draws, dim 3, sites: mean, scale)"
     assert repr(replace(draws, target=None)) == "Draws(2 chains x 50 draws, dim 3)"
@@ -172,6 +183,7 @@ def test_a_repr_is_one_line(draws):
     assert shown.endswith("sites: x0, x1, x2, x3, x4, 4 more)")
 
 
+@pytest.mark.calibration
 def test_a_full_disk_is_found_before_the_file_is_begun(draws, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -235,6 +247,7 @@ def predicted():
     return draws.predictive(seed=1).predictive(torch.zeros(3), seed=2)
 
 
+@pytest.mark.calibration
 def test_predictions_go_where_draws_go(predicted, tmp_path):
     assert predicted.posterior_predictive["y"].shape == (4, 100, 5) and predicted.predictions["y"].shape == (4, 100, 3)
     assert "ratio" in predicted.predictions and "ratio" not in predicted.posterior_predictive
@@ -250,6 +263,7 @@ def test_predictions_go_where_draws_go(predicted, tmp_path):
         bk.Draws.load(tmp_path / "draws").predictive()
 
 
+@pytest.mark.calibration
 def test_arviz_has_all_groups_with_named_dimensions(predicted):
     prior = bk.prior_predictive(predicted.target, num_draws=50)
     groups = predicted.to_datasets(prior=prior, coords={"data": list("abcde")}, dims={"scale": ["part"]})
@@ -268,6 +282,7 @@ def test_arviz_has_all_groups_with_named_dimensions(predicted):
     torch.testing.assert_close(found, exact.to(found), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.calibration
 def test_names_and_labels_that_do_not_fit_are_named(predicted):
     with pytest.raises(ShapeError, match="2 labels for dimension 'data', whose size is 5"):
         predicted.to_arviz(coords={"data": ["a", "b"]})
@@ -277,6 +292,7 @@ def test_names_and_labels_that_do_not_fit_are_named(predicted):
         predicted.to_arviz(dims={"scale": ["part", "other"]})
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore")  # of ArviZ and Matplotlib
 def test_arviz_plots_and_scores_from_one_call(predicted):
     data = predicted.to_arviz(prior=bk.prior_predictive(predicted.target, num_draws=50))

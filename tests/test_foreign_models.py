@@ -12,6 +12,7 @@ import foreign_models
 FEW = ("binomial_regression", "die", "hurdle_counts", "item_response", "nobody_was_censored", "normal_data_with_gaps")
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", FEW)
 def test_the_form_of_data_does_not_change_a_model(name):
     case = foreign_models.MODELS[name](np.random.default_rng(1))

@@ -110,6 +110,7 @@ def lists_of_private_modules(trees: Modules) -> list[str]:
     ]
 
 
+@pytest.mark.calibration
 def test_what_users_import_is_listed_where_they_import_it():
     """In a package or a public module, and nowhere else; what such a module does not list is private."""
     assert unmarked(modules(ROOT)) == []
@@ -158,6 +159,7 @@ def around_the_door(trees: Modules) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.calibration
 def test_families_know_the_core_through_one_door():
     trees = modules(ROOT)
     assert around_the_door(trees) == []
@@ -185,10 +187,12 @@ def test_no_name_stands_for_two_things():
     assert defined_twice(twice) == {"run": {"a", "b"}}
 
 
+@pytest.mark.calibration
 def test_no_circle_of_imports_at_any_depth():
     assert circles(modules(ROOT)) == []
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("room", "stranger"),
     [
@@ -227,10 +231,12 @@ def through_a_wall(trees: Modules, room: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.calibration
 def test_the_compiler_is_reached_through_its_door():
     assert through_a_wall(modules(ROOT), "bayeskit._compiler") == []
 
 
+@pytest.mark.calibration
 def test_code_is_generated_for_differential_equations_alone():
     """The rest of the package compiles densities and functions, and knows nothing of texts and libraries."""
     everybodys = {

@@ -52,6 +52,7 @@ def _of_items(y):
     return by_quadrature(-0.5 * (GRID[:, 0] - 1).square(), torch.stack(terms).logsumexp(0))
 
 
+@pytest.mark.calibration
 def test_labels_that_are_summed_out_are_left_out_with_their_item(limit):
     score, target = scored(annotators, ITEMS, by="item")
     assert score.sites == {"item": {"item": 5}}
@@ -71,6 +72,7 @@ def _dawid_skene(y, seen):
             pyro.sample("y", dist.Bernoulli(torch.where(label > 0, right[1], 1 - right[0])), obs=y)
 
 
+@pytest.mark.calibration
 def test_items_of_dawid_and_skene(limit):
     seen = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1], [1, 0, 1], [1, 1, 1]]).bool()
     middles = (torch.arange(400, dtype=F64) + 0.5) / 400
@@ -94,6 +96,7 @@ def _mixture(y):
         pyro.sample("y", dist.Normal(shift + side, 0.8), obs=y)
 
 
+@pytest.mark.calibration
 def test_a_mixture_has_its_rows_with_and_without_by(limit):
     parts = [dist.Normal(GRID + side, 0.8).log_prob(Y) + math.log(share) for side, share in ((0.0, 0.7), (1.0, 0.3))]
     exact = by_quadrature(-0.5 * GRID[:, 0].square(), torch.stack(parts).logsumexp(0))
@@ -101,6 +104,7 @@ def test_a_mixture_has_its_rows_with_and_without_by(limit):
         agrees(scored(_mixture, Y, by=by)[0], exact, limit)
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore:the factor:bayeskit.errors.DataWarning")
 def test_a_factor_of_latent_values_belongs_to_the_prior(limit):
     def model(y):
@@ -115,6 +119,7 @@ def test_a_factor_of_latent_values_belongs_to_the_prior(limit):
     assert len(score.pointwise) == len(Y)
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore:the factor:bayeskit.errors.DataWarning")
 def test_a_conditional_autoregression_is_a_prior(limit):
     first, second = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3])
@@ -163,12 +168,14 @@ def _of_hurdle():
     return by_quadrature((2 * GRID - rate)[:, 0], terms)
 
 
+@pytest.mark.calibration
 def test_rows_of_a_hurdle_are_units(limit):
     score, _ = scored(_hurdle, COUNTS)
     assert len(score.pointwise) == len(COUNTS) == int(score.counts.sum())
     agrees(score, _of_hurdle(), limit)
 
 
+@pytest.mark.calibration
 def test_rows_in_plates_of_their_own_are_joined_by_an_index(limit):
     positive = torch.nonzero(COUNTS > 0)[:, 0]
 
@@ -197,6 +204,7 @@ def _mean(y):
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
+@pytest.mark.calibration
 def test_groups_by_an_index(limit):
     each = dist.Normal(GRID, 1.0).log_prob(Y)
     exact = by_quadrature(
@@ -206,6 +214,7 @@ def test_groups_by_an_index(limit):
         agrees(scored(_mean, Y, by=labels)[0], exact, limit)
 
 
+@pytest.mark.calibration
 def test_groups_of_two_scores_are_paired_by_their_data():
     draws = bk.sample(_mean, Y, num_samples=200, seed=3, progress=False)
     first, renamed, other = (draws.loo(by=list(labels)) for labels in ("ccaabb", "aabbcc", "abcabc"))
@@ -215,6 +224,7 @@ def test_groups_of_two_scores_are_paired_by_their_data():
         first.difference(other)
 
 
+@pytest.mark.calibration
 def test_rows_of_two_sites_have_labels_of_rows_or_of_data():
     def model(any_, count):
         share, rate = pyro.sample("share", dist.Beta(1.0, 1.0)), pyro.sample("rate", dist.Gamma(2.0, 1.0))
@@ -235,6 +245,7 @@ def test_rows_of_two_sites_have_labels_of_rows_or_of_data():
         draws.loo(by=["a", None, "b", "b"])
 
 
+@pytest.mark.calibration
 def test_one_term_of_all_rows_is_named_for_what_it_is():
     def process(y):
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
@@ -245,6 +256,7 @@ def test_one_term_of_all_rows_is_named_for_what_it_is():
     assert not score.trusted and "all data are one term" in score.warnings[-1]
 
 
+@pytest.mark.calibration
 def test_scores_of_other_data_have_no_difference():
     def model(y):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -261,6 +273,7 @@ def test_scores_of_other_data_have_no_difference():
         one.difference(fewer)
 
 
+@pytest.mark.calibration
 def test_a_factor_that_stays_is_said():
     def truncated(y):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))

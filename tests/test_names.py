@@ -25,6 +25,7 @@ def model_of(latent, plate, observed):
     return model
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", NAMES)
 def test_names_pass_to_arviz_and_back(name, tmp_path):
     model = model_of(name, f"{name} plate", f"{name} data")
@@ -47,6 +48,7 @@ def test_names_pass_to_arviz_and_back(name, tmp_path):
     assert len(draws.summary()) == 4
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore:ArviZ cannot hold")
 @pytest.mark.parametrize("name", ["x", "chain", "part/y"])
 def test_a_site_may_be_called_as_its_plate(name):
@@ -57,6 +59,7 @@ def test_a_site_may_be_called_as_its_plate(name):
     assert observed.shape == (3,)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["part/y", "for", "2nd", "two words", "y.z", "mean_"])
 def test_names_are_those_of_arguments_of_an_amortised_posterior(name):
     def model(mean_=0.0):

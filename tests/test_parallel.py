@@ -83,6 +83,7 @@ def test_a_function_that_draws_from_a_shared_stream_is_noticed():
     assert not same(map_tasks(draw, [0] * 6, progress=False), map_tasks(draw, [0] * 6, num_jobs=2, progress=False))
 
 
+@pytest.mark.calibration
 def test_a_killed_process_costs_only_its_task(tmp_path):
     expected = map_tasks(work, jobs(tmp_path / "calm"), progress=False)
     log = tmp_path / "log"
@@ -105,6 +106,7 @@ def kill_idle(noticed):
     return dead
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "just now"])
 def test_processes_that_die_while_idle_cost_no_task(tmp_path, noticed):
     expected = map_tasks(work, jobs(tmp_path / "calm"), num_jobs=2, progress=False)
@@ -116,6 +118,7 @@ def test_processes_that_die_while_idle_cost_no_task(tmp_path, noticed):
     assert sorted(starts(log)) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.calibration
 def test_trusting_idle_processes_would_lose_the_run(tmp_path, monkeypatch):
     """The mutation: a task goes to the process that waits, whether it lives or not."""
 
@@ -130,6 +133,7 @@ def test_trusting_idle_processes_would_lose_the_run(tmp_path, monkeypatch):
         map_tasks(work, jobs(tmp_path / "log"), num_jobs=2, progress=False)
 
 
+@pytest.mark.calibration
 def test_a_task_that_always_kills_its_process_is_named_and_the_others_are_kept(tmp_path):
     log = tmp_path / "log"
     with pytest.raises(WorkerError, match=r"task 2 died 2 times"):
@@ -336,6 +340,7 @@ class Unloadable:
         return getattr, (math, "no_such_name")
 
 
+@pytest.mark.calibration
 def test_what_cannot_be_loaded_elsewhere_is_called_that():
     with pytest.raises(WorkerError, match="task 0 could not be sent to a process.*functools.cache"):
         map_tasks(work, [Unloadable()], num_jobs=2, max_retries=0, progress=False)

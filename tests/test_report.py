@@ -37,6 +37,7 @@ def comparison(draws):
     return EvidenceComparison(results, draws, None, {"seed": 17})
 
 
+@pytest.mark.calibration
 def test_summary_agrees_with_the_draws(draws):
     summary = posterior_summary(draws)
     flat = draws.values()["b"].reshape(-1, 10)
@@ -49,6 +50,7 @@ def test_summary_agrees_with_the_draws(draws):
     assert np.all(np.abs(summary["mean"] - exact) < 4.9 * summary["mcse"])
 
 
+@pytest.mark.calibration
 def test_report_is_one_file_that_needs_no_network(tmp_path, comparison):
     page = tmp_path / "report.html"
     write_report(page, comparison, title="linreg10", reference=-94.0845, settings={"model": "regression"})
@@ -110,6 +112,7 @@ def tree_page(tree_target, tmp_path_factory):
     return page.read_text(encoding="utf-8")
 
 
+@pytest.mark.calibration
 def test_a_report_can_be_read_aloud_and_by_keyboard(tree_page):
     page = Reader(tree_page)
     assert page.open == [] and page.of("html")[0][1]["lang"] == "en"
@@ -131,6 +134,7 @@ def test_a_report_can_be_read_aloud_and_by_keyboard(tree_page):
     assert len(page.of("details")) == len(page.of("summary")) == 3 and not [a for _, a, _ in page.of("details") if a]
 
 
+@pytest.mark.calibration
 def test_a_report_says_the_answer_first_and_folds_warnings(tree_page):
     order = ["Skip to the results", "A tree</h1>", "-94.0830", "Reference value", "data:image/svg", "most precise"]
     order += ["Not trusted", "Approximations, bounds", "Predictive scores", "Warnings of 3 methods", "no blocks"]
@@ -142,6 +146,7 @@ def test_a_report_says_the_answer_first_and_folds_warnings(tree_page):
     assert "infinite variance" in tree_page.partition("<details>")[2].partition("</details>")[0]
 
 
+@pytest.mark.calibration
 def test_splits_of_a_tree_are_named_and_escaped(tree_page, tree_target):
     names = tree_target.element_names()["branch_lengths"]
     assert names == ("A_1", "B_2", "<b>C", "D", "A_1|B_2")
@@ -196,6 +201,7 @@ def test_the_contrast_of_black_and_white():
     assert contrast("#000", "#ffffff") == pytest.approx(21) and contrast("#777", "#fff") < 4.5
 
 
+@pytest.mark.calibration
 def test_report_escapes_every_text(tmp_path, comparison):
     page = tmp_path / "report.html"
     evil = "<script>alert('x')</script>&\""
@@ -206,6 +212,7 @@ def test_report_escapes_every_text(tmp_path, comparison):
     assert "infinite variance &lt;b&gt;" in text
 
 
+@pytest.mark.calibration
 def test_report_without_draws_or_without_estimates(tmp_path, draws):
     write_report(tmp_path / "a.html", EvidenceComparison({"harmonic_mean": ABSURD}, None, None), title="a")
     assert "unknown" in (tmp_path / "a.html").read_text(encoding="utf-8")
@@ -224,6 +231,7 @@ def test_scores_and_refusals_alone_are_shown(tmp_path):
         assert "<img" not in text and 'class="headline"' not in text
 
 
+@pytest.mark.calibration
 def test_a_coordinate_that_stands_still_has_no_convergence_in_the_summary(draws):
     x = draws.unconstrained.clone()
     x[0, :, 0] = x[0, 0, 0]
@@ -232,6 +240,7 @@ def test_a_coordinate_that_stands_still_has_no_convergence_in_the_summary(draws)
     assert bool((table["ess"].iloc[1:] > 0).all()) and not bool(table["r_hat"].iloc[1:].isna().any())
 
 
+@pytest.mark.calibration
 def test_report_shows_the_worst_chains_first(tmp_path):
     generator = torch.Generator().manual_seed(0)
     unconstrained = torch.randn(2, 50, 20, generator=generator, dtype=torch.float64)
@@ -247,6 +256,7 @@ def test_report_shows_the_worst_chains_first(tmp_path):
     )
 
 
+@pytest.mark.calibration
 def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path, comparison):
     with pytest.raises(OutputError, match=r"report\.html"):
         write_report(tmp_path / "missing" / "report.html", EvidenceComparison({}, None, None), title="x")
@@ -396,6 +406,7 @@ def test_error_against_cost_names_those_that_nothing_surpasses():
     axes.figure.canvas.draw()
 
 
+@pytest.mark.calibration
 def test_the_likelihood_rises_along_the_path(tree_target):
     ladder = sample_ladder(tree_target, 6, 4, 30, 20, progress=False)
     axes = plot_path(ladder, Figure().subplots())

@@ -44,6 +44,7 @@ def test_neither_import_nor_help_loads_torch(arguments):
     assert not loaded_by(*arguments) & {"torch", "pyro", "numpy", *HEAVY}
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -63,11 +64,13 @@ def test_lists_and_refusals_need_no_torch(arguments, status):
     assert not loaded_by("-m", "bayeskit", *arguments, status=status) & {"torch", "pyro", "numpy", *HEAVY}
 
 
+@pytest.mark.calibration
 def test_a_summary_and_the_evidence_load_only_what_they_need():
     found = loaded_by("-c", f"{SAMPLE}\ndraws.summary()\nbk.evidence.bridge_sampling(draws.target, draws)")
     assert "pandas" in found and not found & (set(HEAVY) - {"pandas"})
 
 
+@pytest.mark.calibration
 def test_sampling_loads_only_what_it_needs():
     found = loaded_by("-c", SAMPLE)
     assert "torch" in found and not found & set(HEAVY)
@@ -79,6 +82,7 @@ def test_every_public_name_is_found():
     assert bayeskit.workflows.sbc is bayeskit.sbc  # rooms as well
 
 
+@pytest.mark.calibration
 def test_rooms_are_found_from_the_package_on():
     code = "import bayeskit as bk; bk.inference.evidence.compare, bk.inference.samplers.NUTS, bk.models.vae.LinearVAE"
     assert "bayeskit.models.vae._linear" in loaded_by("-c", code)

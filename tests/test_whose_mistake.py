@@ -268,6 +268,7 @@ def line_of(mistake):
     return first + place, linecache.getline(__file__, first + place).strip()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("call", CALLS)
 def test_a_mistake_in_a_function_of_the_user_is_named_with_its_line(call):
     assert len(MISTAKES) == 30

@@ -27,6 +27,7 @@ def traced(target):
     return Cost.of_graph(graph)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_folding_constants_leaves_the_results_and_removes_operations(name):
     target = built(name)
@@ -56,6 +57,7 @@ def test_constants_that_are_changed_in_place_are_made_anew():
     assert all(one.equal(other) for one, other in zip(first, graph(u, beta), strict=True))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_count_is_that_of_a_traced_graph(name):
     target = built(name)

@@ -61,6 +61,7 @@ def compiled_and_called(put):
     return zip(found(u, beta), evaluate(u, beta), strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_row_has_what_was_put_into_it(name):
     for found, expected in compiled_and_called(OPERATIONS[name]):

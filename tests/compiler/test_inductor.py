@@ -82,6 +82,7 @@ def misses():
     return counters["inductor"]["fxgraph_cache_miss"]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("make", [from_pyro, from_functions])
 def test_other_numbers_of_the_same_shape_get_their_own_answers(make):
     assert_right(make(0))
@@ -91,6 +92,7 @@ def test_other_numbers_of_the_same_shape_get_their_own_answers(make):
     assert_right(make(1))
 
 
+@pytest.mark.calibration
 def test_other_data_share_the_code_and_not_the_answer_and_another_shape_is_compiled_anew():
     for seed in range(3):
         assert_right(of_data_alone(seed))
@@ -99,6 +101,7 @@ def test_other_data_share_the_code_and_not_the_answer_and_another_shape_is_compi
     assert (hits(), misses()) == (2, 2)
 
 
+@pytest.mark.calibration
 def test_no_size_becomes_a_symbol(monkeypatch):
     sizes, from_tensor = [], FakeTensorMode.from_tensor
 
@@ -112,6 +115,7 @@ def test_no_size_becomes_a_symbol(monkeypatch):
     assert sizes and all(type(size) is int for size in sizes)
 
 
+@pytest.mark.calibration
 def test_another_formula_is_compiled_anew():
     def target(sign):
         return bk.Target.from_functions(

@@ -13,6 +13,7 @@ from bayeskit import Target
 from bayeskit._compiler.interpreter import interpreted
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_results_are_the_same_bits_call_after_call(name):
     case = CONTINUOUS[name]

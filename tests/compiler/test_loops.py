@@ -156,6 +156,7 @@ def assert_close(found, exact, tolerance=1e-11):
 
 
 # Which torch's own forward derivatives raise.
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("make", ALL)
 def test_gradients_and_curvature_are_those_of_a_plain_loop(make):
@@ -182,6 +183,7 @@ def of_kind(graph, operation):
     return [node for node in graph.graph.nodes if node.target is operation]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("order", [chains, lambda value: torch.func.vmap(torch.func.grad_and_value(value))])
 @pytest.mark.parametrize("make", ALL)
 def test_a_graph_has_one_loop_and_one_way_back(make, order):
@@ -191,6 +193,7 @@ def test_a_graph_has_one_loop_and_one_way_back(make, order):
     assert_close(graph(elsewhere), order(plain(make))(elsewhere))
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 @pytest.mark.parametrize("make", WRITTEN)
 def test_compiled_loops_are_those_in_python(make, monkeypatch):
@@ -204,6 +207,7 @@ def test_compiled_loops_are_those_in_python(make, monkeypatch):
     assert len(loaded) == 2 and None not in loaded
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 @pytest.mark.parametrize("make", [logistic, many_states, kalman_filter])
 def test_batches_within_batches(make):
@@ -221,6 +225,7 @@ def test_batches_within_batches(make):
         assert_close(graph(POINTS), order(exact)(POINTS))
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 @pytest.mark.parametrize("make", WRITTEN)
 def test_single_precision(make):
@@ -345,6 +350,7 @@ def exact_mean():
     return float((weights * grid).sum())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.compiler)])
 def test_a_population_is_sampled(compile):
     target = bk.Target.from_pyro(population, COUNTS, compile=compile)
@@ -387,6 +393,7 @@ def test_a_loop_that_does_not_compile_runs_in_python(monkeypatch):
     native_library.library_of.cache_clear()
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 def test_an_engine_compiles_its_loops(monkeypatch):
     called = []

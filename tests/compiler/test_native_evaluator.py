@@ -68,6 +68,7 @@ def is_native(target):
     return bool(target._engine._row_source())
 
 
+@pytest.mark.calibration
 def test_exact_cases_have_the_values_and_gradients_of_their_graphs(monkeypatch):
     names = [case.name if isinstance(case, exact.ExactCase) else case for case in exact.CASES]
     names.remove("gaussian_shells_10")  # the graph of gaussian_shells_2
@@ -158,6 +159,7 @@ def walk(x, y, scale, noise):
     return dist.Normal(before, scale).log_prob(x).sum(-1), dist.Normal(x, noise).log_prob(y).sum(-1)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("times", [10, 80])
 def test_a_loop_in_python_becomes_one_function(times):
     """A site for each time, and hundreds of operations that a compiler of tensors would look at in pairs."""
@@ -288,6 +290,7 @@ def test_digamma_is_exact_at_its_ends_and_on_both_sides():
     assert abs(float(found[0, 5]) + 0.5772156649015329) < 1e-15  # Euler's constant
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_loops_are_called_from_the_rows(dtype):
     """A conditional variance that follows the square of what was seen, and its gradient, which goes back in time."""
@@ -351,6 +354,7 @@ LARGE = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_many_numbers_are_arrays_and_loops(dtype):
     x = torch.randn(1, 96, generator=torch.Generator().manual_seed(4)).to(dtype)

@@ -102,6 +102,7 @@ def test_affine_steps_are_recognised(make, monkeypatch):
     assert bool(called) == (make in AFFINE)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("make", AFFINE + OTHERS)
 def test_batches_gradients_and_traces(make):
     def value(parameters):

@@ -32,6 +32,7 @@ def check(function, *arguments):
     return found
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", sorted(exact.CASES))
 def test_densities_with_gradients(name):
     engine = exact.get(name).target()._engine

@@ -112,6 +112,7 @@ def tasks():
     ]
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.SlowModelWarning", "ignore::bayeskit.errors.AccuracyWarning")
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.BayeskitWarning")
 def test_24_runs_in_8_threads_equal_those_alone():
@@ -150,6 +151,7 @@ def test_a_forked_process_samples_the_same():
         assert torch.equal(here, there)
 
 
+@pytest.mark.calibration
 def test_a_spawned_process_samples_the_same():
     here, there = forked("spawn")
     assert torch.equal(here, there)

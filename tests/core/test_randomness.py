@@ -58,6 +58,7 @@ def test_a_cuda_device_has_a_stream_of_its_own_and_leaves_the_other_alone():
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
+@pytest.mark.calibration
 def test_a_model_on_the_processor_starts_no_device_and_runs_in_a_forked_process():
     result = subprocess.run([sys.executable, "-c", FORKS_AFTER_A_MODEL], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr

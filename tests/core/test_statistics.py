@@ -53,6 +53,7 @@ def test_effective_sample_size_of_autoregressive_draws(rho):
     assert abs(float(ratio.mean()) - 1) < 5 * error + 0.05
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("rho", [-0.5, 0.0, 0.9])
 def test_effective_sample_size_agrees_with_arviz(rho):
     x = autoregressive(rho, (4, 1000), seed=3)

@@ -148,6 +148,7 @@ def target():
 RUN = Schema("a checkpoint of a run in steps", 3)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("name", "made"),
     [

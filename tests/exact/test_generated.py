@@ -65,12 +65,14 @@ def in_space(problem, start):
     return log_integral_over_space(log_f, start)[0]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", TWO_COORDINATES)
 def test_the_answer_is_the_integral_of_the_target_over_two_coordinates(name):
     for problem in problems(getattr(generated, name), 2):
         assert in_space(problem, [0.1, 0.1]) == pytest.approx(problem.log_evidence()[0], abs=1e-6), problem
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "problem",
     [
@@ -177,12 +179,14 @@ def test_a_wall_against_adaptive_quadrature():
         assert problem.log_evidence()[0] == pytest.approx(math.log(value), abs=1e-9)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("family", ONE_COORDINATE)
 def test_the_answer_is_the_integral_of_the_target(family):
     for problem in problems(family, 3):
         assert by_the_target(problem) == pytest.approx(problem.log_evidence()[0], abs=1e-6), problem
 
 
+@pytest.mark.calibration
 def test_a_cauchy_prior_against_many_digits():
     # Noise that is narrow beside prior and data needs more pieces than others do.
     narrow = (generated.CauchyStudent(20.6, 0.123, (47.8309, 0.6853)), generated.CauchyStudent(24.9, 0.11, (-1.0636,)))
@@ -258,6 +262,7 @@ def test_every_problem_of_many_seeds_is_known():
     assert seen == set(FAMILIES)
 
 
+@pytest.mark.calibration
 def test_problems_can_be_shrunk():
     problem = generated.BetaBernoulli(0.0123, 7.0, 1.0, (1.0, 1.0, 0.0, 1.0))
     smallest = shrink(problem, lambda form: form.a < 0.1)

@@ -97,6 +97,7 @@ def test_vague_scales_against_student_t_and_adaptive_quadrature():
         assert value == pytest.approx(second, abs=error + 1e-6), problem
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kind", ["Gamma", "InverseGamma", "HalfCauchy"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_vague_scales_are_the_integral_of_the_target(kind, tied):
@@ -106,6 +107,7 @@ def test_vague_scales_are_the_integral_of_the_target(kind, tied):
     assert log_integral_over_space(log_f, [0.1, 0.1])[0] == pytest.approx(problem.log_evidence()[0], abs=1e-6)
 
 
+@pytest.mark.calibration
 def test_shrunk_means_against_adaptive_quadrature_and_the_target():
     for problem in problems(extremes.ShrunkMeans):
 
@@ -251,6 +253,7 @@ def test_an_angle_is_the_integral_of_the_target():
         assert by_the_target(problem, [-90.0, 0.0, 90.0]) == pytest.approx(value, abs=error), problem
 
 
+@pytest.mark.calibration
 def test_scaled_regressions_against_many_digits_and_the_target():
     for problem in (*problems(extremes.ScaledRegression, 12), *problems(extremes.ManyCoefficients, 2)):
         x, y, prior, noise = problem._data()

@@ -116,6 +116,7 @@ def _exact_evidence(rate: Fraction) -> tuple[float, list[float]]:
     return log_evidence, [float(Fraction(mean, evidence)) for mean in means]
 
 
+@pytest.mark.calibration
 def test_evidence_and_mean_agree_with_the_exact_expansion_in_rational_numbers() -> None:
     case = three_taxon_tree()
     log_evidence, means = _exact_evidence(Fraction(10))

@@ -152,6 +152,7 @@ def test_mutation_names_of_code_blocks_that_nobody_has_are_found(block, unknown)
     assert unknown_names(block, page) == unknown
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_runs(page, run, tmp_path):
     status, output, errors = run(page.path, tmp_path)
@@ -162,6 +163,7 @@ def test_page_runs(page, run, tmp_path):
     assert "Warning" not in re.sub(r".*CompilationWarning: .*no C\+\+ compiler was found.*", "", errors)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
@@ -178,6 +180,7 @@ def test_mutation_a_script_that_fails_or_warns_is_noticed(run, tmp_path, text, s
     assert found == status and said in errors
 
 
+@pytest.mark.calibration
 def test_scripts_do_not_see_each_other(run, tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import torch\nprint(torch.get_default_dtype())\ntorch.set_default_dtype(torch.float64)")

@@ -22,6 +22,7 @@ def score(draws, mean, variance):
     return max(abs(float(centred.mean() / centred.std())), abs(float((spread.mean() - variance) / spread.std()))) * root
 
 
+@pytest.mark.calibration
 def test_the_urn_is_the_bayesian_bootstrap(page, limit):
     """Mean 4 and variance 1.9 in the limit; after N draws a share of N / (n + N) of it."""
     means = page.completed(page.urn, X, 5000, 400, seed=0).cumsum(1)
@@ -29,6 +30,7 @@ def test_the_urn_is_the_bayesian_bootstrap(page, limit):
         assert score(means[:, 3 + horizon] / (4 + horizon), 4.0, 9.5 / 5 * horizon / (4 + horizon)) < limit(6)
 
 
+@pytest.mark.calibration
 def test_mutation_an_urn_that_does_not_learn_fails(page, limit):
     def stuck(data, generator):
         return page.urn(data[:, :4], generator)
@@ -37,6 +39,7 @@ def test_mutation_an_urn_that_does_not_learn_fails(page, limit):
     assert score(means, 4.0, 9.5 / 5 * 200 / 204) > limit(6)
 
 
+@pytest.mark.calibration
 def test_the_copula_is_that_of_a_normal_law(page):
     x, y, rho, size = 0.3, -0.8, 0.6, 4
     u, v = (torch.tensor([[norm.cdf(z)]]) for z in (x, y))
@@ -45,6 +48,7 @@ def test_the_copula_is_that_of_a_normal_law(page):
     assert float(page.updated(u, v, size, rho)) == pytest.approx(exact, abs=1e-12)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("start", [0.05, 0.3, 0.9])
 def test_a_step_of_the_copula_is_a_martingale(page, start):
     def moved(v, rho):
@@ -54,6 +58,7 @@ def test_a_step_of_the_copula_is_a_martingale(page, start):
     assert quad(moved, 0, 1, args=(0.7,))[0] == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("rho", [0.35, 0.5, 0.8])
 def test_the_mean_of_normal_data_has_the_spread_of_two_correlations(page, monkeypatch, rho, limit):
     """A datum moves the mean of a normal law by its correlation, twice as far as a running mean is moved."""

@@ -22,6 +22,7 @@ def run(page):
     return scope
 
 
+@pytest.mark.calibration
 def test_the_quick_start_prints_what_it_says(capsys):
     scope = {}
     for block in blocks(README):
@@ -64,6 +65,7 @@ def test_the_length_of_the_readme():
     assert 90 < README.count("\n") < 131
 
 
+@pytest.mark.calibration
 def test_every_way_runs(capsys):
     scope = run("choosing/estimator.md")
     assert abs(scope["ways"].verdict.log_evidence - scope["case"].log_evidence) < 0.1
@@ -71,6 +73,7 @@ def test_every_way_runs(capsys):
     assert "gamma_laplus" in printed and "coverage_95" in printed
 
 
+@pytest.mark.calibration
 def test_the_training_example_runs(capsys):
     with torch.random.fork_rng():  # the script seeds torch, as scripts do
         scope = run("choosing/objective.md")
@@ -79,12 +82,14 @@ def test_the_training_example_runs(capsys):
     assert re.match(r"Fit\(20 epochs, 280 steps, loss .* mean log likelihood -2\d", capsys.readouterr().out)
 
 
+@pytest.mark.calibration
 def test_the_example_of_discrete_gradients_runs(capsys):
     scope = run("how_to/discrete.md")
     assert scope["gradient"].shape == (5,) and "UnorderedSet(k=4)" in capsys.readouterr().out
     torch.testing.assert_close(scope["probability"], scope["by_hand"])
 
 
+@pytest.mark.calibration
 def test_the_example_of_a_loss_runs(capsys):
     scope = run("how_to/own_loss.md")
     assert 0.05 < scope["weight"] < 0.5 and "Draws" in capsys.readouterr().out

@@ -40,6 +40,7 @@ def test_scripts_left_out_are_not_run():
     assert not any(pattern.search(name) for name in ("schools.py", "more_galaxies.py", "galaxies.pyx"))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("connected", [True, False])
 def test_the_other_pages_are_built_without_a_warning(tmp_path, connected):
     gone = GONE if connected else {}

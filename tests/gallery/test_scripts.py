@@ -110,6 +110,7 @@ def test_a_page_that_needs_what_is_missing_does_not_run(new_page, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.calibration
 def test_output_and_figures_are_kept(new_page, tmp_path, capfd):
     code = "from matplotlib.figure import Figure\nfigures = Figure(), Figure()\nfirst, second = figures\nprint('é')"
     new_page(code)

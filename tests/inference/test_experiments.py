@@ -60,6 +60,7 @@ def encloses(found, truth, limit):
     return found.trusted and found.gap < 0.01 and lower < limit(2) and upper > -limit(2)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_bivariate_normal(dtype, limit):
     found = information(pair, CORRELATION.to(dtype), of=["theta"], about=["y"])
@@ -68,6 +69,7 @@ def test_bivariate_normal(dtype, limit):
     assert "bounds" in str(found)
 
 
+@pytest.mark.calibration
 def test_linear_regression_with_data_or_without(limit):
     truth = float(log_determinant(ROWS, 0.25 * torch.eye(4, dtype=DOUBLE)))
     found = information(regression, ROWS, of=["weights"], about=["y"])
@@ -82,6 +84,7 @@ def test_discrete_data(limit):
     assert abs(found.value - float(of_answers(QUESTIONS))) < limit() * found.standard_error
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("proposal", ["fitted", "prior"])
 def test_other_sites_are_integrated_out(proposal, limit):
     noise = 0.25 * torch.eye(4, dtype=DOUBLE) + 4 * torch.ones(4, 4, dtype=DOUBLE)
@@ -92,6 +95,7 @@ def test_other_sites_are_integrated_out(proposal, limit):
     assert found.trusted and found.gap < 0.01 or proposal == "prior"
 
 
+@pytest.mark.calibration
 def test_sites_above_and_below_others(limit):
     x, ones, one = torch.zeros(3, dtype=DOUBLE), torch.ones(3, 3, dtype=DOUBLE), torch.eye(3, dtype=DOUBLE)
     of_effects = 0.5 * float(torch.logdet(ones + 2 * one))
@@ -102,6 +106,7 @@ def test_sites_above_and_below_others(limit):
     assert encloses(both, of_effects, limit)  # the mean tells nothing more than the effects
 
 
+@pytest.mark.calibration
 def test_summed_out_sites_and_unrelated_data(limit):
     def marked(x):
         theta = pyro.sample("theta", dist.Normal(x, 1.0))
@@ -142,6 +147,7 @@ def test_the_contrastive_bound_has_a_limit():
     assert fitted.trusted and abs(fitted.value - truth) < 0.05 and fitted.limit > truth
 
 
+@pytest.mark.long
 def test_errors_are_of_the_right_size(calibrated):
     def score(seed):
         found = information(answers, QUESTIONS, of=["ability"], about=["y"], num_outer=500, seed=seed)
@@ -150,6 +156,7 @@ def test_errors_are_of_the_right_size(calibrated):
     assert calibrated([score(seed) for seed in range(30)], off=0.1, bias=0.1)
 
 
+@pytest.mark.calibration
 def test_gradients_by_the_design(limit):
     found = information_gradient(pair, CORRELATION, of=["theta"], about=["y"])
     assert abs(float(found.gradient) - 4.736842) < limit() * float(found.standard_error) < 0.3
@@ -164,6 +171,7 @@ def test_gradients_by_the_design(limit):
     assert bool(((found.gradient - exact).abs() < limit(8) * found.standard_error).all())
 
 
+@pytest.mark.calibration
 def test_gradients_of_discrete_data(limit):
     exact = torch.func.grad(of_answers)(QUESTIONS)
     found = information_gradient(answers, QUESTIONS, of=["ability"], about=["y"])
@@ -171,6 +179,7 @@ def test_gradients_of_discrete_data(limit):
     assert float(found.standard_error.max()) < 0.02
 
 
+@pytest.mark.long
 def test_the_best_design_is_found():
     def dose(x):
         effect = pyro.sample("effect", dist.Normal(torch.zeros_like(x), 1.0))
@@ -268,6 +277,7 @@ def window(x):
     pyro.sample("y", dist.Uniform(theta - x, theta + x))
 
 
+@pytest.mark.calibration
 def test_gradients_are_compared_with_differences():
     def step(x):
         theta = pyro.sample("theta", dist.Normal(torch.zeros_like(x), 1.0))
@@ -304,6 +314,7 @@ def slope(x):
     pyro.sample("y", dist.Normal(theta * x.sum(), 1.0))
 
 
+@pytest.mark.long
 def test_a_design_that_was_still_getting_better_is_not_trusted():
     options = {"of": "theta", "about": "y", "num_outer": 100, "num_steps": 30}
     found = best_design(slope, torch.tensor(0.5, dtype=DOUBLE), within=(0.0, 100.0), **options)
@@ -314,6 +325,7 @@ def test_a_design_that_was_still_getting_better_is_not_trusted():
     assert not found.trusted and "support of the data" in found.warnings[0]
 
 
+@pytest.mark.calibration
 def test_designs_and_bounds_are_of_any_library():
     options = {"of": "theta", "about": "y", "num_outer": 50}
     for design in (1.5, [1.5], torch.tensor(1.5, dtype=DOUBLE).numpy()):

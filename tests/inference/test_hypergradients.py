@@ -56,6 +56,7 @@ def test_ridge_regression(method):
     assert abs(found.inner - float(ridge.inner(at, LOG_TEN))) < 1e-10
 
 
+@pytest.mark.calibration
 def test_the_series_needs_many_terms_and_says_so():
     ridge = Ridge()
     exact = float(hypergradient(ridge.inner, ridge.outer, START, LOG_TEN).gradient)
@@ -85,6 +86,7 @@ def elsewhere(b, log_penalty):
     return torch.nn.functional.cross_entropy(Ridge().new_x[:, :3] @ b, classes) + direct
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", ["cholesky", "conjugate_gradients", "neumann"])
 def test_several_hyperparameters_of_a_loss_that_is_not_quadratic(method):
     log_penalty = torch.tensor([0.5, -0.3, 1.0], dtype=DOUBLE)

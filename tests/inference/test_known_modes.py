@@ -62,6 +62,7 @@ def test_ends_in_a_known_peak_are_not_weighed_again():
     assert [mode.found_by for mode in known.weighted] == ["first"]
 
 
+@pytest.mark.calibration
 def test_no_method_of_a_table_trusts_itself_beside_a_mode_that_it_misses():
     methods = ["bridge_sampling", "laplace_importance_sampling", "smc"]
     with pytest.warns(SamplingWarning, match="no chain has been in a mode with about 3"):

@@ -28,6 +28,7 @@ def named(request) -> tuple[str, Case, Target]:
     return request.param, case, make(case, compile=False)
 
 
+@pytest.mark.calibration
 def test_density_is_pyros_trace_plus_jacobian(named, monkeypatch):
     name, case, target = named
     # Torch's own approximation is off by 2e-8.
@@ -35,6 +36,7 @@ def test_density_is_pyros_trace_plus_jacobian(named, monkeypatch):
     assert_matches_hand(target, case, n=1 if name in ("groups_and_items", "discrete_chain_in_plate") else 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_gradient_is_that_of_the_value(named, beta):
     _, _, target = named
@@ -51,6 +53,7 @@ def test_gradient_is_that_of_the_value(named, beta):
     assert not value.requires_grad and not gradient.requires_grad
 
 
+@pytest.mark.calibration
 def test_batch_shapes(named):
     _, _, target = named
     u = normal(2, 3, target.dim, seed=8, scale=0.5)
@@ -151,6 +154,7 @@ def test_thirty_hidden_steps_agree_with_the_forward_algorithm(use_markov):
     assert_close(target.log_likelihood(u), torch.stack(expected))
 
 
+@pytest.mark.calibration
 def test_more_hidden_steps_than_tensor_dimensions():
     y = normal(70, seed=10)
     with pytest.raises(ModelError, match="pyro.markov"):

@@ -99,6 +99,7 @@ def compared(model):
     return found, (exact.log_density, exact.gradient)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_values_and_gradients_are_those_of_pyro(model):
     (value, gradient), (exact, slope) = compared(model)

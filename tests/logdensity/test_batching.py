@@ -162,6 +162,7 @@ def check(likelihood):
     assert not target._engine._eager  # traced, too
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda f: f.__name__)
 def test_values_and_gradients_are_those_of_the_distributions_own(likelihood):
     check(likelihood)

@@ -34,6 +34,7 @@ def simple(y):
 # -- dtype, beta, globals ---------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtype_follows_the_data(dtype):
     x, y = normal(5, 2, seed=4).to(dtype), Y.to(dtype)
@@ -162,6 +163,7 @@ def interrupted_at(line, call):
     return False
 
 
+@pytest.mark.calibration
 def test_a_model_that_is_interrupted_leaves_no_plate_behind():
     def model(y):
         mean = pyro.sample("mean", dist.Normal(torch.zeros((), dtype=F64), 1.0))
@@ -311,6 +313,7 @@ def chain(y, step):
     observe(second, y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step, shift, variance",
     [
@@ -344,6 +347,7 @@ def switching(y, loop):
     observe(rate, y)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("loop", [False, True])
 def test_prior_draws_below_a_discrete_site(loop):
     with warnings.catch_warnings():

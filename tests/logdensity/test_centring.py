@@ -93,6 +93,7 @@ def _jacobian(recentred, v):
     return torch.linalg.slogdet(torch.stack(rows))[1]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", MODELS)
 def test_the_density_is_that_of_the_target_times_the_jacobian(name):
     target, recentred, v = _case(name)
@@ -103,6 +104,7 @@ def test_the_density_is_that_of_the_target_times_the_jacobian(name):
     assert (u != v).any()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", MODELS)
 def test_coordinates_come_back(name):
     target, recentred, v = _case(name)
@@ -118,6 +120,7 @@ def test_coordinates_come_back(name):
     torch.testing.assert_close(pointwise, target.pointwise_log_likelihood(u)["y"])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_gradients_are_those_of_the_eager_density(name):
     _, recentred, v = _case(name)
@@ -143,6 +146,7 @@ def _integral(target):
     return target.log_density(points).logsumexp(0) + 2 * (grid[1] - grid[0]).log()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("c", [0.0, 0.3, 0.8])
 def test_the_evidence_does_not_depend_on_the_coordinates(c):
     target = bk.Target.from_pyro(_pair, torch.tensor(0.3, dtype=torch.float64))

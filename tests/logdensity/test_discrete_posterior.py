@@ -118,6 +118,7 @@ def tail_of_joint_draws(model, num_draws=20_000):
     return chisquare(seen.numpy(), (seen.sum() * expected / expected.sum()).numpy()).pvalue
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("model", MODELS)
 def test_joint_draws_are_those_of_enumeration(model):
     assert tail_of_joint_draws(model) > 1e-5

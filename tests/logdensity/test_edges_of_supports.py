@@ -175,6 +175,7 @@ def relative(found, exact):
     return 0.0 if found == exact else abs(found - exact) / max(1.0, abs(exact))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", FAMILIES)
 def test_density_and_gradient_in_double_precision(name):
     family, formula = FAMILIES[name]
@@ -397,6 +398,7 @@ def probability_of_draws(fn, num_draws=20_000, change=lambda x: x):
 CASES = [(name, parameters) for name in FAMILIES for parameters in PARAMETERS]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", [*FAMILIES, *DRAWN])
 def test_draws_follow_the_density(name):
     if name in DRAWN:

@@ -44,6 +44,7 @@ def test_evaluate():
     assert bool(log_prior[[0, 2]].isfinite().all())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("d", [2, 3])
 def test_a_model_with_constant_masks_compiles(d):
     """The transform to correlation matrices picks entries below the diagonal by a boolean mask."""
@@ -99,6 +100,7 @@ def by_hand(y, matrix):
     pyro.sample("y", dist.MultivariateNormal(y.new_zeros(2), scale_tril=torch.linalg.cholesky(matrix)), obs=y)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("likelihood", [by_distribution, by_hand])
 def test_a_model_is_read_though_its_first_draws_cannot_be_factorised(likelihood):
     """A draw is beyond one with probability 0.40, twenty draws in a row are so with 1.4e-8."""

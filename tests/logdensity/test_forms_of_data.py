@@ -124,6 +124,7 @@ def _default_dtype(request):
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("compile", "default", "names", "widths"),
     [

@@ -22,6 +22,7 @@ def target(request):
     return Target.from_pyro(case.model, *case.args, compile=False, **case.kwargs)
 
 
+@pytest.mark.calibration
 def test_jacobian_is_that_of_constrain(target):
     u = points(target)
     found = target.log_jacobian(u)

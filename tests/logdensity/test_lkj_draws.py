@@ -189,6 +189,7 @@ def test_draws_are_batched():
 # In models
 
 
+@pytest.mark.calibration
 def test_priors_and_data_of_a_model():
     def model():
         concentration = pyro.sample("concentration", dist.Uniform(eta(0.7), eta(0.7001)))
@@ -247,6 +248,7 @@ def by_rejection(y, num_points=3_000_000):
     return float(weight.mean().log() + log_weight.max()), error
 
 
+@pytest.mark.calibration
 def test_draws_density_and_rejection_give_one_evidence(limit):
     """A correlation of variables two and three: the draws of torch 2.13 have too many of those."""
     y = torch.randn(8, 3, generator=torch.Generator().manual_seed(7), dtype=F64)

@@ -327,6 +327,7 @@ def flat(y):
         pyro.sample("y", dist.Normal(mean, scale), obs=y)
 
 
+@pytest.mark.calibration
 def test_flat_priors_can_be_sampled_and_have_no_evidence(limit):
     """The posterior of mean and scale, flat in both: a Student-t of n - 2 degrees, and a root of an inverse gamma."""
     target = bk.Target.from_pyro(flat, 100 + Y)

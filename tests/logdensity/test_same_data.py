@@ -25,6 +25,7 @@ def target(y, jacobian=None, name="y"):
     return bk.Target.from_pyro(model, y)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("transformed", "derivative"),
     [

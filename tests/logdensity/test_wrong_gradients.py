@@ -26,6 +26,7 @@ def model(value_of, dtype):
     return run
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.SlowModelWarning")
 @pytest.mark.parametrize("value_of", [torch.Tensor.detach, torch.Tensor.item], ids=["detach", "item"])

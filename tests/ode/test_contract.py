@@ -41,6 +41,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", WHOLE)
 def test_whole_numbers_have_the_types_of_torch(dtype, operation):
@@ -121,6 +122,7 @@ def test_code_that_differs_from_torch_is_left_to_torch(monkeypatch):
     assert float(found[-1]) == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["jacobian", "bend"])
 def test_a_wrong_jacobian_of_an_implicit_method_is_left_to_torch(name, monkeypatch):
     right = getattr(ode_native, name)

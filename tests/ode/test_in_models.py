@@ -95,6 +95,7 @@ def test_the_graph_has_two_nodes_whose_shapes_are_known_without_running_them():
         assert set(found.values()) == {"SUCCESS"}
 
 
+@pytest.mark.calibration
 def test_without_a_compiler_a_warning_and_the_same_numbers(monkeypatch):
     monkeypatch.setattr(native_library, "compiler", lambda: None)
     with pytest.warns(CompilationWarning) as told:
@@ -106,6 +107,7 @@ def test_without_a_compiler_a_warning_and_the_same_numbers(monkeypatch):
     assert (value - right_value).abs().max() < 1e-6 and (gradient - right_gradient).abs().max() < 1e-4
 
 
+@pytest.mark.calibration
 def test_the_evidence_is_that_of_the_closed_form():
     target = bk.Target.from_pyro(decay, TIMES, DATA)
     grid = torch.linspace(-7, 7, 14_001, dtype=DOUBLE)
@@ -119,6 +121,7 @@ def test_the_evidence_is_that_of_the_closed_form():
     assert abs(start.std() - DEVIATION) < 4.5 * DEVIATION / math.sqrt(2 * count)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("compile", [False, True])
 def test_failures_are_counted(compile):
     target = bk.Target.from_pyro(growth, TIMES[:3], DATA[:2], compile=compile)

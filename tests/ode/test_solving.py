@@ -133,6 +133,7 @@ def test_the_error_falls_with_the_fifth_power_of_the_step(method):
     assert 4.5 < math.log2(errors[0] / errors[1]) < 5.8
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8])
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_errors_at_the_times_are_near_the_tolerance(method, rtol):
@@ -147,6 +148,7 @@ def test_errors_at_the_times_are_near_the_tolerance(method, rtol):
 # -- chains -------------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", METHOD_NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_chains_are_independent_to_the_bit(method, compiled, request):
@@ -168,6 +170,7 @@ def test_chains_are_independent_to_the_bit(method, compiled, request):
             assert torch.equal(one[:1], alone)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_chain_that_blows_up_leaves_the_others_as_they_are(compiled, request):
     if not compiled:
@@ -191,6 +194,7 @@ def test_a_chain_that_blows_up_leaves_the_others_as_they_are(compiled, request):
     assert (right_path - start[fine].unsqueeze(1) / (1 - start[fine].unsqueeze(1) * times[:, None])).abs().max() < 1e-4
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", METHOD_NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_failed_chain_that_is_not_used_leaves_the_gradient_of_shared_parameters(method, compiled, request):
@@ -210,6 +214,7 @@ def levels(*starts, method):
     return bk.ode.solve(lambda t, level, _: 2 - level.sqrt(), start, tensor([0.0, 1.0, 5.0]), method=method)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("compiled", [True, False])
 def test_an_infinite_derivative_is_a_failure_of_the_implicit_method(compiled, request):
     if not compiled:
@@ -224,6 +229,7 @@ def test_an_infinite_derivative_is_a_failure_of_the_implicit_method(compiled, re
     assert path.isnan().all()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", METHOD_NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_late_times_do_not_round_the_steps(method, compiled, request):
@@ -252,6 +258,7 @@ def test_units_of_the_state_do_not_matter(method, compiled, request):
     assert (path / (torch.linalg.matrix_exp(matrix * times[:, None, None]) @ start) - 1)[1:].abs().max() < 1e-6
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", METHOD_NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_states_that_start_at_zero_are_accurate(method, compiled, request):
@@ -271,6 +278,7 @@ def test_states_that_start_at_zero_are_accurate(method, compiled, request):
     assert (path[1:, 0] - tensor([1.0, 128.0]) / 7).abs().max() < 1e-5 and (path[:, 1] == 0).all()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["solve", "inv", "cholesky"])
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_matrices_are_factorised_inside_and_fail_apart(method, name):
@@ -358,6 +366,7 @@ def unrolled(method, f, start, times, params, taken):
     return torch.stack(found)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_the_gradient_is_that_of_the_steps(method, name, monkeypatch):
@@ -387,6 +396,7 @@ def test_the_gradient_is_that_of_the_steps(method, name, monkeypatch):
         assert ((one - other) / other.abs().max()).abs().max() < 1e-10
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_the_gradient_is_near_differences(method):
     start, times, rates = chains(1)
@@ -404,6 +414,7 @@ def test_the_gradient_is_near_differences(method):
         assert abs(slope - gradient[0, k]) < 1e-5 * abs(slope)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_steps_in_torch_are_those_of_the_compiled_code(method, monkeypatch):
     found = []

@@ -42,6 +42,7 @@ def test_summary_counts():
     assert failed.count("self-flagged") == 0 and str(failed).endswith("1 failed")
 
 
+@pytest.mark.calibration
 def test_small_exam_of_every_method():
     exam = run_exam(cases=["beta_binomial"], budget=SMALL, progress=False)
     table = exam.to_pandas()

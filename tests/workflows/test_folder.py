@@ -31,6 +31,7 @@ def target():
     return bk.exact.get("beta_binomial").target()
 
 
+@pytest.mark.calibration
 def test_folder_holds_table_draws_and_report(tmp_path):
     out = tmp_path / "new" / "folder"
     comparison = evidence_in_folder(target(), out, title="coin", budget=SMALL, seed=3, progress=False)
@@ -43,6 +44,7 @@ def test_folder_holds_table_draws_and_report(tmp_path):
     np.testing.assert_allclose(table["log_evidence"], comparison.to_pandas()["log_evidence"], rtol=1e-9)
 
 
+@pytest.mark.calibration
 def test_arviz_reads_the_draws(tmp_path):
     comparison = evidence_in_folder(
         target(), tmp_path, title="coin", methods=["bridge_sampling"], budget=SMALL, progress=False
@@ -80,6 +82,7 @@ def test_nothing_is_computed_for_a_folder_that_cannot_be_written(tmp_path, monke
         evidence_in_folder(target(), tmp_path, title="coin", methods=["nonsense"])
 
 
+@pytest.mark.calibration
 def test_a_checkpoint_survives_results_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr("bayeskit.workflows._folder.write_report", _full)
     with pytest.raises(OutputError, match="full"):
@@ -92,6 +95,7 @@ def test_a_checkpoint_survives_results_that_cannot_be_written(tmp_path, monkeypa
         evidence_in_folder(target(), tmp_path, title="coin", budget=SMALL, seed=1, progress=False)
 
 
+@pytest.mark.calibration
 def test_no_checkpoint_is_left_and_no_file_of_others_is_touched(tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"somebody's network")
     methods = ["generalised_stepping_stone", "thermodynamic_integration", "adaptive_smc", "nested_sampling"]
@@ -101,6 +105,7 @@ def test_no_checkpoint_is_left_and_no_file_of_others_is_touched(tmp_path):
     assert names == ["checkpoint.pt", "evidence.csv", "posterior.nc", "report.html"]
 
 
+@pytest.mark.calibration
 def test_a_posterior_run_leaves_the_checkpoints_of_a_comparison(tmp_path, monkeypatch):
     monkeypatch.setattr("bayeskit.workflows._folder.write_report", _full)
     with pytest.raises(OutputError, match="full"):
@@ -114,6 +119,7 @@ def _full(*args, **kwargs):
     raise OutputError("the disk is full")
 
 
+@pytest.mark.calibration
 def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
     whole = tmp_path / "whole"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -135,6 +141,7 @@ def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
     assert not checkpoint.exists()
 
 
+@pytest.mark.calibration
 def test_draws_of_an_earlier_table_do_not_stay(tmp_path):
     for methods, files in ((["bridge_sampling"], 3), (["laplace_importance_sampling"], 2)):
         evidence_in_folder(target(), tmp_path, title="coin", methods=methods, budget=SMALL, progress=False)

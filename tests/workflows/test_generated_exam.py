@@ -25,6 +25,7 @@ SIMPLE = (generated.BetaBernoulli, generated.GammaPoisson)
 WITHOUT_EXTREMES = tuple(family for family in exact.FAMILIES if family not in generated.EXTREME_FAMILIES)
 
 
+@pytest.mark.calibration
 def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
     exam = run_generated_exam(
         6,
@@ -41,6 +42,7 @@ def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
         assert eval(row.case, NAMES).case().log_evidence == row.exact  # noqa: S307  our own names
 
 
+@pytest.mark.calibration
 def test_the_same_seed_gives_the_same_exam_and_another_one_others():
     one, same, other = (
         run_generated_exam(2, ["naive_monte_carlo"], seed=seed, budget=SMALL, progress=False).rows for seed in (1, 1, 2)
@@ -97,6 +99,7 @@ def test_a_failure_is_shrunk_and_printed_in_its_smallest_form(monkeypatch, capsy
     assert "smallest: HalfCauchyScale(width=1.0" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.calibration
 def test_an_error_that_is_not_ours_fails_its_problem_alone(monkeypatch):
     right, first = exam_module.compare, []
 
@@ -121,6 +124,7 @@ def test_a_problem_without_an_answer_is_refused(monkeypatch):
     assert exam.refused == {repr(first): {"naive_monte_carlo": str(exam.refused[repr(first)]["naive_monte_carlo"])}}
 
 
+@pytest.mark.calibration
 def test_a_biased_method_is_found(monkeypatch):
     """A mutation: every estimate half a nat too high, with its error unchanged."""
     right = exam_module.compare
@@ -137,6 +141,7 @@ def test_a_biased_method_is_found(monkeypatch):
     assert exam.has_false_comfort
 
 
+@pytest.mark.calibration
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     arguments = ["exam", "--generated", "2", "--seed", "5", "--methods", "naive_monte_carlo", "--quiet"]
     monkeypatch.setattr("sys.argv", ["bayeskit", *arguments, "--out", str(tmp_path / "out")])
@@ -148,6 +153,7 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out" / "exam.csv").exists()
 
 
+@pytest.mark.long
 def test_a_killed_exam_goes_on_where_it_was(tmp_path, monkeypatch):
     methods, right, asked = ["naive_monte_carlo", "smc"], exam_module.compare, []
     budget = Budget(4, 30, 40, num_particles=16, num_replicates=4)

@@ -138,6 +138,7 @@ def test_mean_shared_against_quadrature_over_the_intercept(num_environments, lim
     assert abs(found.mean_shared - truth) < limit() * found.mean_shared_error < 0.1
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("gap", [0.0, 6.0], ids=["one mode", "two modes"])
 def test_errors_of_the_shared_mean_are_calibrated(gap, calibrated):
     rng = np.random.default_rng(8)
@@ -193,6 +194,7 @@ def scores_of(shift):
     return (mean.mean(0) - 1) / (mean.std(0) / math.sqrt(len(mean)))
 
 
+@pytest.mark.calibration
 def test_probabilities_are_calibrated_under_the_prior(limit):
     assert abs(scores_of((0, 0, 0))).max() < limit(3)
 

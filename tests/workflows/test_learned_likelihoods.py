@@ -54,6 +54,7 @@ def divergence(likelihood, theta, seed=1):
     return float(off.mean()), float(off.std()) / math.sqrt(len(off))
 
 
+@pytest.mark.long
 def test_the_likelihood_is_that_of_the_simulator(learned, limit):
     mean, error = divergence(learned, prior_draws(20_000, 0))
     assert -limit() * error < mean < 0.03 and learned.trusted and learned.num_simulations == 10_000
@@ -77,6 +78,7 @@ def moments(points, weights):
     return torch.cat([mean, (weights @ (points - mean).square()).sqrt()])
 
 
+@pytest.mark.long
 def test_a_posterior_is_nearer_than_that_of_rejection(learned):
     y = normal(torch.tensor([[1.0, 0.8]], dtype=DOUBLE).expand(20, 2), torch.Generator().manual_seed(3))
     grid, log_prior = on_a_grid()
@@ -93,6 +95,7 @@ def test_a_posterior_is_nearer_than_that_of_rejection(learned):
     assert float(off.max()) < 0.35 and float(off.max()) < 0.5 * float(off_by_rejection.max())
 
 
+@pytest.mark.long
 def test_in_a_hierarchy_it_stands_as_any_distribution(learned):
     def model(y, given):
         mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), 1.0))
@@ -124,6 +127,7 @@ def test_in_a_hierarchy_it_stands_as_any_distribution(learned):
     assert target.pointwise_log_likelihood(u[:3])["y"].shape == (3, 8, 2)
 
 
+@pytest.mark.long
 def test_draws_are_those_of_the_simulator(learned, limit):
     theta = torch.tensor([[1.0, 0.5], [-2.0, 2.0]], dtype=DOUBLE, requires_grad=True)
     torch.manual_seed(0)
@@ -134,6 +138,7 @@ def test_draws_are_those_of_the_simulator(learned, limit):
     assert torch.allclose(slope[:, 0], torch.ones(2, dtype=DOUBLE), rtol=0, atol=0.2)
 
 
+@pytest.mark.calibration
 def test_heavy_tails_and_several_numbers(limit):
     def pair(theta, generator):
         noise = torch.randn(len(theta), 2, generator=generator, dtype=DOUBLE)
@@ -152,6 +157,7 @@ def test_heavy_tails_and_several_numbers(limit):
     assert -limit() * float(off.std()) / math.sqrt(4000) < float(off.mean()) < 0.12
 
 
+@pytest.mark.long
 def test_rounds_improve_where_the_data_are(learned):
     wide = dist.Normal(torch.zeros(2, dtype=DOUBLE), torch.tensor([20.0, 1.5], dtype=DOUBLE)).to_event(1)
 
@@ -250,6 +256,7 @@ def test_settings_and_priors_are_checked():
         rejection_abc(shifted, PLAIN, torch.tensor([100.0, 101.0]))
 
 
+@pytest.mark.calibration
 def test_data_off_the_simulations_are_refused(small):
     def model(y):
         mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), 2.0))
@@ -277,6 +284,7 @@ def test_data_off_the_simulations_are_refused(small):
         pairs(torch.zeros(3, 1)).log_prob(torch.zeros(3))
 
 
+@pytest.mark.calibration
 def test_a_stored_likelihood_is_the_same_and_knows_its_simulator(small, tmp_path):
     path = tmp_path / "likelihood.safetensors"
     small.save(path)
@@ -300,6 +308,7 @@ def test_a_stored_likelihood_is_the_same_and_knows_its_simulator(small, tmp_path
         LearnedLikelihood.load(tmp_path / "damaged")
 
 
+@pytest.mark.calibration
 def test_seeds_decide(small):
     again = learn_likelihood(shifted, PLAIN, num_simulations=1000, num_epochs=10, progress=False)
     other = learn_likelihood(shifted, PLAIN, num_simulations=1000, num_epochs=10, progress=False, seed=1)
@@ -308,6 +317,7 @@ def test_seeds_decide(small):
     assert torch.equal(same, here) and not torch.equal(here, there)
 
 
+@pytest.mark.calibration
 def test_a_likelihood_that_depends_on_the_parameters_in_another_way_is_not_trusted():
     def wave(theta, generator):
         return (8 * theta[:, 0]).sin() + 0.1 * torch.randn(len(theta), generator=generator, dtype=DOUBLE)
@@ -351,6 +361,7 @@ def at_mean(y, given, spread, mask):
         pyro.sample("y", given(mean.expand(len(y), 1)), obs=y)
 
 
+@pytest.mark.calibration
 def test_a_prior_beyond_the_simulated_parameters_is_noticed(small):
     y, every = torch.tensor([0.5, -1.0], dtype=DOUBLE), torch.ones(2, dtype=torch.bool)
     with warnings.catch_warnings():
@@ -360,6 +371,7 @@ def test_a_prior_beyond_the_simulated_parameters_is_noticed(small):
         bk.Target.from_pyro(at_mean, y, small, 30.0, every, compile=False)
 
 
+@pytest.mark.calibration
 def test_masked_placeholders_are_no_data(small):
     y, mask = torch.tensor([0.5, -1.0], dtype=DOUBLE), torch.tensor([True, False])
     u = torch.zeros(1, 1, dtype=DOUBLE)
@@ -371,6 +383,7 @@ def test_masked_placeholders_are_no_data(small):
         bk.Target.from_pyro(at_mean, odd, small, 2.0, torch.tensor([True, True]))
 
 
+@pytest.mark.calibration
 def test_parameters_of_other_shapes_and_libraries(small):
     y = torch.zeros(())
     assert torch.equal(small([0.0]).log_prob(y), small(np.zeros(1)).log_prob(y))

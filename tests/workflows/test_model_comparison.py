@@ -60,6 +60,7 @@ def tiny_comparison(models):
     return quietly_compared(models, budget=TINY, seed=1, progress=False)
 
 
+@pytest.mark.calibration
 def test_radiata_pine(limit):
     cases = {"density": exact.radiata_pine("x"), "adjusted": exact.radiata_pine("z")}
     result = compare_models({name: case.target() for name, case in cases.items()}, budget=SMALL, progress=False)
@@ -72,6 +73,7 @@ def test_radiata_pine(limit):
     assert abs(p - 1 / (1 + math.exp(-truth))) < limit() * p_error
 
 
+@pytest.mark.calibration
 def test_subsets_of_a_regression(comparison, limit):
     truth = {name: regression(name).log_evidence for name in SUBSETS}
     best = max(truth, key=truth.get)
@@ -89,6 +91,7 @@ def test_subsets_of_a_regression(comparison, limit):
     assert table["posterior_probability"].sum() == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.calibration
 def test_prior_probabilities_weigh(comparison):
     weights = [1.0, 3.0, 0.0, 4.0]
     perfect = {name: Evidence("closed form", regression(name).log_evidence, 0.0, 0) for name in SUBSETS}
@@ -186,6 +189,7 @@ def test_a_method_that_does_not_apply_is_refused_before_any_model_is_estimated(m
         compare_models({"one": real(), "two": real()}, "pointwise_predictive_density", progress=False)
 
 
+@pytest.mark.calibration
 def test_processes_and_the_company_of_other_models_do_not_change_an_estimate(tiny_comparison):
     two = {name: regression(name).target() for name in ("first five", "all ten")}
     for target in two.values():
@@ -197,6 +201,7 @@ def test_processes_and_the_company_of_other_models_do_not_change_an_estimate(tin
         assert parallel[name].standard_error == tiny_comparison[name].standard_error
 
 
+@pytest.mark.calibration
 def test_a_comparison_goes_on_where_it_stopped(models, tiny_comparison, tmp_path, monkeypatch):
     folder, calls, original = tmp_path / "run", [], module.compare
 
@@ -222,6 +227,7 @@ def test_a_comparison_goes_on_where_it_stopped(models, tiny_comparison, tmp_path
         compare_models(models, **settings | {"seed": 2})
 
 
+@pytest.mark.calibration
 def test_a_comparison_of_other_models_is_not_taken_for_this_one(tmp_path):
     settings = {"budget": TINY, "checkpoint": tmp_path, "progress": False}
     second = exact.radiata_pine("z").target()
@@ -271,6 +277,7 @@ def test_a_doubt_that_many_models_share_is_said_once():
     assert [warning.count("and 3 more") for warning in said] == [1, 1] and "is 9 at worst" in said[1]
 
 
+@pytest.mark.calibration
 def test_doubts_are_warned_of():
     same = {"one": regression("first five").target, "two": regression("first five").target}
     with pytest.warns(SamplingWarning, match="not distinguished"):
@@ -280,6 +287,7 @@ def test_doubts_are_warned_of():
     assert len(told) == 1
 
 
+@pytest.mark.calibration
 def test_the_plot_and_the_file(comparison, tmp_path):
     axes = comparison.plot(Figure().subplots())
     labels = [label.get_text() for label in axes.get_yticklabels()]

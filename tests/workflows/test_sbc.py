@@ -58,6 +58,7 @@ def study(sampler, num_replicates=300, **settings):
 # -- the verdict --------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 def test_exact_draws_pass():
     result = study(Conjugate())
     assert set(result.ranks) == {"mean", "log_likelihood"}
@@ -65,6 +66,7 @@ def test_exact_draws_pass():
     assert result.ranks["mean"].min() >= 0 and result.ranks["mean"].max() <= 63
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("sampler", "sign", "num_replicates"),
     [(Conjugate(shift=0.65), -1, 300), (Conjugate(shift=-0.65), 1, 300), (Conjugate(scale=0.5), 0, 200)],
@@ -86,6 +88,7 @@ def short(target, seed):
     return bk.sample(target, 16, 50, 20, seed=seed, progress=False)
 
 
+@pytest.mark.calibration
 def test_a_sampler_that_is_wrong_for_some_data_is_noticed_locally():
     exact_draws = study(Conjugate())
     assert set(exact_draws.data_statistics) == {"mean of y", "sd of y"}
@@ -106,6 +109,7 @@ def test_local_p_values_are_uniform(limit):
     assert local_p_value(generator.integers(0, 20, 80), 19, np.ones(80)) == 1.0
 
 
+@pytest.mark.calibration
 def test_hamiltonian_monte_carlo_on_a_binomial():
     case = exact.get("beta_binomial")
     result = sbc(case.model, short, args=case.args, num_replicates=24, num_draws=15, seed=4, progress=False)
@@ -122,6 +126,7 @@ def counts_model(x, count):
         pyro.sample("count", dist.Poisson((slope * x + 1.5 * group).exp()), obs=count)
 
 
+@pytest.mark.long
 def test_hamiltonian_monte_carlo_on_a_mixture_of_counts():
     x = torch.linspace(-1, 1, 12, dtype=torch.float64)
     args = (x, torch.zeros(12, dtype=torch.int64))
@@ -133,6 +138,7 @@ def test_hamiltonian_monte_carlo_on_a_mixture_of_counts():
 # -- running ------------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 def test_processes_and_an_interruption_change_nothing(tmp_path):
     settings = {"num_replicates": 24, "num_draws": 15, "seed": 3}
     expected = study(Conjugate(), **settings)
@@ -165,6 +171,7 @@ def simulate_too_wide(values, generator):
     return (values["mean"] + 2 * torch.randn(NUM_DATA, generator=generator, dtype=torch.float64),)
 
 
+@pytest.mark.calibration
 def test_a_factor_needs_a_simulator_of_its_own():
     with pytest.raises(UnsupportedSiteError, match=r"factor 'data'.*simulate="):
         sbc(factor_model, Conjugate(), args=(Y,), progress=False)
@@ -375,6 +382,7 @@ def draws_on_a_grid(target, seed):
     return bk.Draws(u, log_prior, log_likelihood, torch.ones(4, dtype=torch.float64), target=target)
 
 
+@pytest.mark.calibration
 def test_parameters_without_finite_data_are_drawn_again_and_counted():
     result = sbc(explosive_model, draws_on_a_grid, args=(Y[:3],), num_replicates=100, progress=False)
     again = int(result.num_not_finite.sum())

@@ -37,6 +37,7 @@ def eight_schools():
     return gallery.get_model("eight_schools").build()
 
 
+@pytest.mark.long
 def test_hamiltonian_monte_carlo_on_eight_schools_and_draws_that_are_too_narrow(eight_schools):
     runs = {}
 
@@ -53,6 +54,7 @@ def test_hamiltonian_monte_carlo_on_eight_schools_and_draws_that_are_too_narrow(
     assert narrow.smallest_p_value < FAILURE_RATE, narrow
 
 
+@pytest.mark.calibration
 def test_the_default_sampler_gives_the_same_ranks_in_one_process_and_in_two(monkeypatch):
     # Too few to judge uniformity by, which is not the question here.
     monkeypatch.setattr(simulation_based_calibration, "MIN_REPLICATES", 2)
@@ -65,6 +67,7 @@ def test_the_default_sampler_gives_the_same_ranks_in_one_process_and_in_two(monk
     assert len(set(first.effective_sample_size)) == 2  # the replicates are not the same run
 
 
+@pytest.mark.long
 def test_a_target_is_its_model_with_its_arguments(eight_schools):
     case = bk.exact.get("eight_schools")
     generator = new_generator(0)

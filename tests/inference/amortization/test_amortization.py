@@ -62,6 +62,7 @@ def log_evidence(y):
     return float(dist.MultivariateNormal(zeros(len(y)), covariance).log_prob(y))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 4, 30])
 def test_density_integrates_to_one_and_is_near_the_posterior(of_normal, size):
     y = torch.linspace(-1.0, 2.0, size, dtype=FLOAT)
@@ -76,6 +77,7 @@ def test_density_integrates_to_one_and_is_near_the_posterior(of_normal, size):
     assert 0 <= divergence < 0.25 * from_prior
 
 
+@pytest.mark.long
 def test_draws_follow_the_density(of_normal, limit):
     y = torch.tensor([0.4, 1.5, -0.3], dtype=FLOAT)
     draws = of_normal.sample(y, num_draws=4000, seed=3)
@@ -91,6 +93,7 @@ def test_draws_follow_the_density(of_normal, limit):
     assert torch.allclose(draws.log_density, draws.target.log_density(draws.unconstrained))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 5, 30])
 def test_correction_is_exact_within_its_error(of_normal, size, limit):
     y = torch.linspace(-0.5, 1.5, size, dtype=FLOAT)
@@ -105,6 +108,7 @@ def test_correction_is_exact_within_its_error(of_normal, size, limit):
     )
 
 
+@pytest.mark.long
 def test_corrected_evidences_are_calibrated_for_a_poor_network_too(of_normal, calibrated):
     generator = torch.Generator().manual_seed(5)
     scores = []
@@ -116,6 +120,7 @@ def test_corrected_evidences_are_calibrated_for_a_poor_network_too(of_normal, ca
     assert calibrated(scores)
 
 
+@pytest.mark.long
 def test_correction_finds_the_mutation(of_normal, limit, monkeypatch):
     y = torch.linspace(-0.5, 1.5, 5, dtype=FLOAT)
     network = type(of_normal.network)
@@ -130,6 +135,7 @@ def test_correction_finds_the_mutation(of_normal, limit, monkeypatch):
     assert abs(z.log_evidence - log_evidence(y)) > limit() * z.standard_error
 
 
+@pytest.mark.long
 def test_bad_network_leads_to_monte_carlo_from_it(of_normal, limit):
     y = torch.linspace(-0.5, 1.5, 30, dtype=FLOAT)
     network = pickle.loads(pickle.dumps(of_normal.network))
@@ -141,6 +147,7 @@ def test_bad_network_leads_to_monte_carlo_from_it(of_normal, limit):
     assert float(draws["mean"].std()) == pytest.approx(31**-0.5, rel=0.2)
 
 
+@pytest.mark.long
 def test_data_off_the_simulations_are_refused_and_corrected_from_the_prior(of_normal, limit):
     y = torch.linspace(-1.0, 1.0, 8, dtype=FLOAT) + 12.0
     with pytest.raises(DataError, match="off all 2000 simulations"):
@@ -151,6 +158,7 @@ def test_data_off_the_simulations_are_refused_and_corrected_from_the_prior(of_no
     assert abs(z.log_evidence - log_evidence(y)) < limit() * z.standard_error
 
 
+@pytest.mark.long
 def test_few_of_the_models_own_data_are_refused(of_normal):
     refused = 0
     for seed in range(40):
@@ -163,6 +171,7 @@ def test_few_of_the_models_own_data_are_refused(of_normal):
     assert refused <= 2  # one in 2000 is expected: three of 40 have probability 1e-6
 
 
+@pytest.mark.long
 def test_ranks_are_uniform_after_simulations_and_not_for_a_shifted_network(of_normal):
     arguments = (zeros(6),)
     shifted = pickle.loads(pickle.dumps(of_normal.network))
@@ -178,6 +187,7 @@ def test_ranks_are_uniform_after_simulations_and_not_for_a_shifted_network(of_no
     assert good.passed
 
 
+@pytest.mark.long
 def test_groups_are_exchangeable_and_corrected(of_groups, limit):
     y, sigma = torch.tensor([0.3, -1.2, 2.0, 0.8], dtype=FLOAT), torch.tensor([0.4, 1.0, 0.6, 0.5], dtype=FLOAT)
     order = torch.tensor([2, 0, 3, 1])
@@ -199,6 +209,7 @@ def test_groups_are_exchangeable_and_corrected(of_groups, limit):
     assert draws["effect"].shape == (*draws.unconstrained.shape[:2], 4)
 
 
+@pytest.mark.long
 def test_guide_gives_bounds_and_gradients(of_groups):
     y, sigma = torch.tensor([0.3, -1.2, 2.0], dtype=FLOAT), torch.tensor([0.4, 1.0, 0.6], dtype=FLOAT)
     z = of_groups.correct(y, sigma, progress=False).evidence
@@ -216,6 +227,7 @@ def test_guide_gives_bounds_and_gradients(of_groups):
     assert bool(trained.losses.isfinite().all())
 
 
+@pytest.mark.long
 def test_density_of_values_has_the_jacobian(of_groups):
     y, sigma = torch.tensor([0.3, -1.2], dtype=FLOAT), torch.tensor([0.4, 1.0], dtype=FLOAT)
     draws = of_groups.sample(y, sigma, num_draws=4)
@@ -225,6 +237,7 @@ def test_density_of_values_has_the_jacobian(of_groups):
     assert torch.allclose(of_groups.log_prob(values, y, sigma), expected)
 
 
+@pytest.mark.calibration
 def test_sequence_reads_the_order_and_a_set_does_not():
     def walk(y):
         drift = pyro.sample("drift", dist.Normal(0.0, 1.0))
@@ -240,6 +253,7 @@ def test_sequence_reads_the_order_and_a_set_does_not():
         assert bool(torch.isclose(posterior.log_prob(u, y), posterior.log_prob(u, y.flip(0)))) is not reads
 
 
+@pytest.mark.calibration
 def test_sites_that_the_model_does_not_observe_can_be_the_data(limit):
     def model():
         rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
@@ -256,6 +270,7 @@ def test_sites_that_the_model_does_not_observe_can_be_the_data(limit):
         bk.amortize(model, observed="z", num_steps=1)
 
 
+@pytest.mark.long
 def test_training_resumes_bit_for_bit_and_a_file_returns_the_network(tmp_path, of_normal):
     settings = {"sizes": (1, 30), "num_steps": 60, "batch_size": 16, "progress": False, "seed": 4}
     whole = bk.amortize(normal, (zeros(30),), **settings)
@@ -321,6 +336,7 @@ def test_simulations_without_finite_data_are_counted():
         bk.amortize(hopeless, (zeros(3),), num_steps=20, batch_size=64, progress=False)
 
 
+@pytest.mark.long
 def test_wrong_data_and_settings_are_named(of_normal, of_groups):
     with pytest.raises(DataError, match="31 rows, outside of the sizes"):
         of_normal.sample(zeros(31))
@@ -358,6 +374,7 @@ def test_wrong_data_and_settings_are_named(of_normal, of_groups):
         posterior.sample(zeros(2), torch.tensor(3.0, dtype=FLOAT))
 
 
+@pytest.mark.calibration
 def test_integer_and_shared_data_of_many_shapes(limit):
     def model(counts, total, exposure):
         rate = pyro.sample("rate", dist.Gamma(3.0, 1.0))
@@ -377,6 +394,7 @@ def test_integer_and_shared_data_of_many_shapes(limit):
     assert abs(z.log_evidence - exact) < limit() * z.standard_error + 1e-4
 
 
+@pytest.mark.calibration
 def test_simulations_can_be_drawn_once(limit):
     calls = []
 

@@ -221,6 +221,7 @@ def test_a_dropped_sign_is_noticed(monkeypatch):
         test_products_diagonals_and_traces(False, monkeypatch)
 
 
+@pytest.mark.calibration
 def test_random_traces_agree_within_their_error(limit):
     for found in matrices():
         estimate = found.trace(num_probes=300, seed=3)

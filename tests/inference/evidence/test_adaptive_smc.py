@@ -34,6 +34,7 @@ def _normal(n=1, shift=0.0, wrong=None):
     )
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["linreg10", "radiata_pine_m1", "beta_binomial", "eight_schools", "three_taxon_tree"])
 def test_it_agrees_with_the_exact_answer(name, limit):
     case = bk.exact.get(name)
@@ -57,12 +58,14 @@ def _scores(num_runs, dim, monkeypatch):
     return torch.tensor([(z.log_evidence - truth) / z.standard_error for z in runs])
 
 
+@pytest.mark.calibration
 def test_bias_is_small_against_the_error_and_the_error_is_right(monkeypatch, calibrated):
     """With as few as 32 particles: the bias falls with their number, so at 128 it is a quarter of this."""
     scores = _scores(32, 4, monkeypatch)
     assert calibrated(scores, off=0.2, bias=0.5), scores
 
 
+@pytest.mark.calibration
 def test_metrics_of_its_own_particles_would_bias_it(monkeypatch, limit):
     """The mutation: each population moves by the covariance of the particles that it moves."""
 
@@ -127,6 +130,7 @@ def test_single_precision(limit):
     assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error and z.trusted
 
 
+@pytest.mark.calibration
 def test_a_missed_spike_is_said():
     case = bk.exact.spike_and_slab(20)
     z = adaptive_smc(case.target(), seed=0, **SMALL)

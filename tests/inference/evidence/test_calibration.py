@@ -20,6 +20,7 @@ def covers(z):
     return binom.cdf(int((np.abs(z) < 1.96).sum()), len(z), 0.95) > FAILURE_RATE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_bridge_on_autocorrelated_draws(correlation, calibrated):
     z = calibrate(("bridge_sampling",), "linreg10", 100, correlation=correlation, progress=False).z("bridge_sampling")
@@ -28,6 +29,7 @@ def test_bridge_on_autocorrelated_draws(correlation, calibrated):
     assert not calibrated(2 * z, off=0.1)
 
 
+@pytest.mark.long
 def test_bridge_path_and_stepping_stone_on_sampled_draws(calibrated):
     methods = ("bridge_sampling", "modified_path_sampling", "stepping_stone")
     result = calibrate(methods, "linreg10", 32, budget=LADDER, progress=False)
@@ -65,6 +67,7 @@ def test_finished_replicates_are_kept(tmp_path, monkeypatch):
         calibrate(("bridge_sampling",), "linreg10", 3, **settings, seed=5)
 
 
+@pytest.mark.calibration
 def test_a_study_of_several_problems_keeps_those_that_are_done(tmp_path, monkeypatch):
     original, asked = calibration.compare, []
 

@@ -83,6 +83,7 @@ def regression():
     return bk.Target.from_pyro(semi_conjugate, x, y), blocks, exact
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["radiata_pine_m1", "radiata_pine_m2"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_it_agrees_with_the_exact_answer(name, turned, limit):
@@ -101,6 +102,7 @@ def test_one_block_is_exact():
     assert z.standard_error < 1e-12 and z.trusted
 
 
+@pytest.mark.calibration
 def test_three_blocks_agree_with_quadrature_in_any_order(regression, limit):
     target, blocks, exact = regression
     for order in ((0, 1, 2), (2, 0, 1)):
@@ -120,6 +122,7 @@ def _scores(regression, num_runs):
     return torch.tensor([(z.log_evidence - exact) / z.standard_error for z in runs])
 
 
+@pytest.mark.calibration
 def test_errors_are_right(regression, calibrated):
     scores = _scores(regression, 24)
     assert calibrated(scores, off=0.2), scores
@@ -155,6 +158,7 @@ def test_a_simplex_has_one_coordinate_less():
     assert z.log_evidence == pytest.approx(-math.log(math.comb(12, 2)), abs=1e-9)
 
 
+@pytest.mark.calibration
 def test_single_precision(limit):
     case = bk.exact.get("radiata_pine_m1")
     z = chib(case.target(torch.float32), radiata_blocks(case, torch.float32), **SMALL)
@@ -213,6 +217,7 @@ def in_spike_or_slab(name, other):
     return ConjugateBlock(name, conditional)
 
 
+@pytest.mark.calibration
 def test_a_peak_that_no_chain_has_found_is_reported(limit):
     blocks = [in_spike_or_slab("a", "b"), in_spike_or_slab("b", "a")]
     off = torch.full((5,), 0.7, dtype=F64)
@@ -269,6 +274,7 @@ def test_bad_input_is_refused(regression):
     )
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["linreg10", "beta_binomial", "radiata_pine_m1", "radiata_pine_m2"])
 def test_cases_that_know_their_full_conditionals(name, limit):
     case = bk.exact.get(name)

@@ -22,6 +22,7 @@ from bayeskit.inference.evidence._shared_runs import SharedRuns
 BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup=60, ladder_samples=60)
 
 
+@pytest.mark.calibration
 def test_each_part_is_made_once(monkeypatch):
     from bayeskit.inference.evidence import _shared_runs as shared_runs
 
@@ -97,6 +98,7 @@ def test_a_part_that_fails_says_so_again():
         runs.part("dessert")
 
 
+@pytest.mark.calibration
 def test_the_files_hold_the_table(tmp_path):
     target = exact.get("beta_binomial").target()
     with warnings.catch_warnings():

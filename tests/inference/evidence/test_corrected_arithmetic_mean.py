@@ -127,6 +127,7 @@ def test_a_box_without_end_loses_no_point():
     assert bool(x.isfinite().all()) and bool((box.log_prob(x) > law.log_prob(x) + math.log(0.8) - 1e-9).all())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["radiata_pine_m1", "eight_schools", "linreg10"])
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning")
 def test_it_agrees_with_the_exact_answer(name, limit):
@@ -194,16 +195,19 @@ def scores_of(**settings):
     return np.array([(z.log_evidence - answer) / z.standard_error for z in results])
 
 
+@pytest.mark.calibration
 def test_error_bars_are_right_on_independent_draws(calibrated):
     scores = scores_of()
     assert calibrated(scores, off=0.1)  # short chains cost 10 %
     assert not calibrated(3 * scores, off=0.1)  # the mutation: a third of the standard error
 
 
+@pytest.mark.calibration
 def test_error_bars_are_right_on_autocorrelated_draws(calibrated):
     assert calibrated(scores_of(num_draws=1000, rho=0.8), off=0.1)
 
 
+@pytest.mark.calibration
 def test_error_bars_are_right_where_the_share_decides(halved_box, calibrated):
     """Half of the width: nearly all of the error is that of autocorrelated draws in the box or out of it."""
     scores = scores_of(num_draws=1000, rho=0.8)
@@ -254,6 +258,7 @@ def test_single_precision(limit):
     assert z.trusted and abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
 
 
+@pytest.mark.calibration
 def test_many_dimensions(limit):
     """The curvature's normal, and a box that a good part of the draws falls out of."""
     target, _, draw = normal(120)

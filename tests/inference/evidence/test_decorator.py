@@ -115,11 +115,13 @@ def runs():
     return SharedRuns(bk.Target.from_pyro(counts), BUDGET, seed=SEED)
 
 
+@pytest.mark.long
 def test_every_method_is_here(together):
     assert set(together.results) | set(together.scores) == set(METHODS) and not together.refused
     assert set(DIRECT) == {name for name, method in METHODS.items() if method.has_own_run}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_who_asks_makes_no_difference(name, together, runs):
     row = _row(together, name)
@@ -129,6 +131,7 @@ def test_who_asks_makes_no_difference(name, together, runs):
     assert direct.trusted == row.trusted and direct.seconds > 0
 
 
+@pytest.mark.long
 def test_seconds_are_those_of_the_estimate_and_of_the_draws_it_was_given(runs):
     draws, ladder = replace(runs.draws, seconds=1000.0), runs.ladder
     slow = replace(ladder, draws=replace(ladder.draws, seconds=2000.0))
@@ -138,6 +141,7 @@ def test_seconds_are_those_of_the_estimate_and_of_the_draws_it_was_given(runs):
     assert 1000 < z.seconds < 2000
 
 
+@pytest.mark.long
 def test_draws_that_the_caller_gives_are_looked_at(runs):
     """As in a direct call; those that were made for other methods are not."""
     table = evidence.compare(runs.target, ["laplace"], seed=SEED, draws=runs.draws, progress=False)
@@ -155,6 +159,7 @@ def masked():
 SCORES = {name for name, method in METHODS.items() if method.kind == "score"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(METHODS) - SCORES))
 def test_improper_priors_are_refused_by_each(name, runs):
     """Before the runs of another target are looked at."""
@@ -217,6 +222,7 @@ def test_what_is_no_target_is_refused():
             function(7)
 
 
+@pytest.mark.long
 def test_the_estimate_of_an_estimator_within_another_is_not_judged_again(runs):
     """The ladder from a reference is one of a target of its own, of whose prior nobody should be warned."""
     with warnings.catch_warnings():

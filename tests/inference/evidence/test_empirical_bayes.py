@@ -56,6 +56,7 @@ def close(a, b, within=1e-6):
     return bool(torch.allclose(torch.as_tensor(a).to(DOUBLE), torch.as_tensor(b).to(DOUBLE), rtol=within, atol=within))
 
 
+@pytest.mark.long
 def test_hierarchy_of_normals_with_its_standard_errors():
     y = 3 * EFFECTS
     u, height, covariance = maximum(lambda u: of_schools(u, y, ERRORS), [20.0, 3.0])
@@ -73,6 +74,7 @@ def test_hierarchy_of_normals_with_its_standard_errors():
     assert same.trusted and close(same.position, z.position) and close(same.covariance, z.covariance, 1e-5)
 
 
+@pytest.mark.calibration
 def test_one_site_is_estimated_and_two_are_integrated_out():
     y = 3 * EFFECTS
 
@@ -89,6 +91,7 @@ def test_one_site_is_estimated_and_two_are_integrated_out():
         assert close(z.position, u) and close(z.covariance, covariance, 1e-5)
 
 
+@pytest.mark.calibration
 def test_with_the_prior_of_the_hyperparameters():
     def function(u):
         prior = (
@@ -142,6 +145,7 @@ def of_regression(u, x, y):
     return dist.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
 
 
+@pytest.mark.calibration
 def test_ridge_regression_against_another_package():
     x, y = diabetes()
     none = dict.fromkeys(("alpha_1", "alpha_2", "lambda_1", "lambda_2"), 0.0)
@@ -157,6 +161,7 @@ def test_ridge_regression_against_another_package():
     assert close(errors, u.exp() * covariance.diagonal().sqrt(), 1e-5)
 
 
+@pytest.mark.calibration
 def test_coefficients_without_relevance_are_named():
     x, y = (torch.tensor(a) for a in diabetes())
     x = x[:, [0, 1, 2, 3]]  # age is of no use beside sex, weight and blood pressure
@@ -169,6 +174,7 @@ def test_coefficients_without_relevance_are_named():
     assert heights == sorted(heights, reverse=True)
 
 
+@pytest.mark.calibration
 def test_counts_with_normal_effects_against_quadrature():
     y = [52.0, 61, 140, 33, 88, 70, 45, 97, 120, 66]
 
@@ -202,6 +208,7 @@ def test_counts_with_normal_effects_against_quadrature():
     assert gain < 1e-4  # the maximum of the exact evidence is within some hundredths of a standard error
 
 
+@pytest.mark.long
 def test_standard_errors_are_those_of_repeated_data(calibrated):
     # A spread below the errors would have its maximum at zero in some of the data sets, without a standard error.
     truth = torch.tensor([5.0, math.log(20.0)], dtype=DOUBLE)
@@ -217,6 +224,7 @@ def test_standard_errors_are_those_of_repeated_data(calibrated):
     assert calibrated(spread, off=0.2, bias=0.3)
 
 
+@pytest.mark.calibration
 def test_eight_schools_have_no_interior_maximum():
     weights = ERRORS.square().reciprocal()
     pooled = float((weights * EFFECTS).sum() / weights.sum())
@@ -232,6 +240,7 @@ def test_eight_schools_have_no_interior_maximum():
             assert abs(z.log_evidence - at_zero) < 1e-6 and abs(float(z.values["mean"]) - pooled) < 1e-3
 
 
+@pytest.mark.calibration
 def test_a_maximum_that_is_flat_on_one_side_is_no_interval():
     z = maximize(bk.Target.from_pyro(schools, 1.5 * EFFECTS, ERRORS), over=["mean", "spread"])
     u, height, _ = maximum(lambda u: of_schools(u, 1.5 * EFFECTS, ERRORS), [11.0, 1.8])
@@ -240,6 +249,7 @@ def test_a_maximum_that_is_flat_on_one_side_is_no_interval():
     assert bool(z.covariance.isfinite().all())
 
 
+@pytest.mark.calibration
 def test_evidence_without_a_bound():
     def model(y):
         mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
@@ -258,6 +268,7 @@ def two_roots(y):
     pyro.sample("y", dist.Normal(torch.stack([root**2, 0.3 * root]) + noise, 1.0).to_event(1), obs=y)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("hint", "trusted"), [(0.4, False), (6.0, True)])
 def test_two_maxima(hint, trusted):
     y = torch.tensor([6.0, hint], dtype=DOUBLE)
@@ -275,6 +286,7 @@ def test_two_maxima(hint, trusted):
     assert z.trusted == trusted and ("is lower by" in " ".join(z.warnings)) != trusted
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the density of 'effect' has several modes")
 @pytest.mark.parametrize(("report", "smooth"), [(28.0, True), (70.0, False), (80.0, False), (120.0, True)])
 def test_a_jump_of_laplaces_approximation_is_seen(report, smooth):
@@ -303,6 +315,7 @@ def test_a_jump_of_laplaces_approximation_is_seen(report, smooth):
             assert not z.trusted and any("another mode of the other sites" in why for why in z.warnings)
 
 
+@pytest.mark.calibration
 def test_seeds_repeat_a_search():
     target = bk.Target.from_pyro(two_roots, torch.tensor([6.0, 0.4], dtype=DOUBLE))
     one, same, other = (maximize(target, over="root", num_starts=3, seed=seed) for seed in (1, 1, 2))
@@ -310,6 +323,7 @@ def test_seeds_repeat_a_search():
     assert one.num_evaluations != other.num_evaluations
 
 
+@pytest.mark.calibration
 def test_single_precision():
     y, s = (3 * EFFECTS).float(), ERRORS.float()
     u, height, covariance = maximum(lambda u: of_schools(u, 3 * EFFECTS, ERRORS), [20.0, 3.0])
@@ -330,6 +344,7 @@ def test_what_cannot_be_maximised():
         maximize(target, over=["effect"])
 
 
+@pytest.mark.calibration
 def test_the_result_says_what_it_is():
     z = maximize(bk.Target.from_pyro(schools, 3 * EFFECTS, ERRORS), over=["mean", "spread"])
     assert isinstance(z, MaximizedEvidence)

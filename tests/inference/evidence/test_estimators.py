@@ -48,6 +48,7 @@ def compared(request):
         return case, evidence.compare(case.target(), budget=BUDGET, seed=1, progress=False)
 
 
+@pytest.mark.long
 def test_consistent_estimators_agree_with_the_exact_answer(compared, limit):
     case, table = compared
     for method in CONSISTENT:
@@ -58,6 +59,7 @@ def test_consistent_estimators_agree_with_the_exact_answer(compared, limit):
         assert z.trusted, str(z)
 
 
+@pytest.mark.long
 def test_naive_estimators_are_right_or_say_that_they_are_not(compared, limit):
     case, table = compared
     for method in ("naive_monte_carlo", "harmonic_mean"):
@@ -68,6 +70,7 @@ def test_naive_estimators_are_right_or_say_that_they_are_not(compared, limit):
         assert not table["naive_monte_carlo"].trusted and not table["harmonic_mean"].trusted
 
 
+@pytest.mark.long
 def test_the_table_has_its_columns_and_rows(compared):
     _, table = compared
     frame = table.to_pandas()
@@ -78,6 +81,7 @@ def test_the_table_has_its_columns_and_rows(compared):
     assert list(table.results) == [name for name in evidence.METHODS if name in table.results]
 
 
+@pytest.mark.long
 def test_the_verdict_is_the_exact_answer(compared, limit):
     case, table = compared
     verdict = table.verdict
@@ -85,6 +89,7 @@ def test_the_verdict_is_the_exact_answer(compared, limit):
     assert abs(verdict.log_evidence - case.log_evidence) < limit(verdict.num_trusted) * verdict.standard_error
 
 
+@pytest.mark.long
 def test_no_method_is_wrong_and_trusts_itself(compared, limit):
     case, table = compared
     for z in table:
@@ -101,6 +106,7 @@ def linear():
     return case, target, draws, ladder
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.ConstantsWarning")
 @pytest.mark.parametrize("mutation", ["jacobian", "sign", "constant"])
 def test_a_wrong_density_is_noticed(mutation, linear, limit):
@@ -150,6 +156,7 @@ def test_plain_trapezoid_owns_up_to_its_bias(linear, limit):
     assert gap > monte_carlo and plain.standard_error >= math.hypot(gap, monte_carlo)
 
 
+@pytest.mark.calibration
 def test_a_coarse_ladder_is_not_trusted():
     case = exact.get("linreg10")
     ladder = sample_ladder(case.target(), 4, 8, 120, 150, seed=0, progress=False)
@@ -221,6 +228,7 @@ def test_unknown_methods_are_refused_with_the_nearest_name():
         SharedRuns(exact.get("beta_binomial").target()).part("dessert")
 
 
+@pytest.mark.calibration
 def test_a_target_without_prior_draws_still_has_bridge_and_laplace(limit):
     constant = 0.5 * math.log(2 * math.pi)
     target = bk.Target.from_functions(
@@ -247,6 +255,7 @@ def test_the_csv_is_the_table(linear, tmp_path):
     assert torch.isfinite(torch.tensor(read["standard_error"])).all()
 
 
+@pytest.mark.long
 def test_no_method_trusts_half_of_a_bimodal_posterior(limit):
     """Two modes of equal mass, 30 standard deviations apart: whoever misses one must say so."""
     scale = 5 * math.sqrt(2 * math.pi)
@@ -273,6 +282,7 @@ def test_no_method_trusts_half_of_a_bimodal_posterior(limit):
     assert abs(score) < limit() or not alone.trusted, str(alone)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("constant", [-2.5, 7.0])
 def test_a_likelihood_that_never_changes_is_told_from_one_that_draws_have_not_met(constant, limit):
     """No draw can tell a constant likelihood from a peak that was missed, so that no method trusts itself."""
@@ -306,6 +316,7 @@ def test_what_is_no_target_draws_or_budget_is_refused(linear):
             call()
 
 
+@pytest.mark.calibration
 def test_nested_sampling_finds_a_spike_with_a_small_termination():
     # From slab to spike the prior volume shrinks by a factor of some e^28, in the usual 20 dimensions of e^29.
     case = spike_and_slab(5, spike_sd=1e-4)

@@ -109,6 +109,7 @@ def test_with_the_posterior_itself_the_weights_are_equal():
     assert abs(z.log_evidence + 3) < 1e-10 and z.standard_error < 1e-10
 
 
+@pytest.mark.calibration
 def test_in_many_dimensions_the_narrowed_flow_keeps_draws_inside(limit):
     """Half the variance and half the noise are a ball in 120 dimensions that no draw of either kind is in."""
     target, factor = normal(shift=-3.0, dim=120)
@@ -122,6 +123,7 @@ def test_in_many_dimensions_the_narrowed_flow_keeps_draws_inside(limit):
     assert 0.5 * uncut < z.standard_error < 2 * uncut
 
 
+@pytest.mark.calibration
 def test_the_density_is_that_of_the_draws(curved, limit):
     """The density integrates to one, by importance sampling from a wide normal, at either temperature."""
     _, flow = curved
@@ -148,6 +150,7 @@ def test_a_curved_posterior_is_learnt(curved, limit):
         assert z.standard_error < 0.6 * without.standard_error or not without.trusted
 
 
+@pytest.mark.calibration
 def test_shells_are_learnt(limit):
     """Two thin rings side by side, with exact draws by rejection from the prior."""
     case = bk.exact.gaussian_shells(2)
@@ -184,6 +187,7 @@ def test_bounded_weights_have_no_tail():
     assert shape_that_matters(heavy, heavy[:0]) > 0.7
 
 
+@pytest.mark.calibration
 def test_other_coordinates_give_the_same_estimate():
     """The normal is affinely equivariant, so estimates move by rounding alone; a constant moves them by itself."""
     draws = banana_draws(3)
@@ -220,6 +224,7 @@ def scores(estimator, flow, replicates):
     return np.array(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_errors_are_neither_too_small_nor_too_large(estimator, curved, replicates, calibrated):
     z = scores(estimator, curved[1], replicates)
@@ -321,6 +326,7 @@ def test_how_many_draws_each_part_gives_is_not_left_to_chance():
     assert low * claimed < spread < high * claimed and max(spread, claimed) < 0.75 * by_chance, (spread, claimed)
 
 
+@pytest.mark.calibration
 def test_single_precision(limit):
     target = banana(torch.float32)
     draws = banana_draws(5, target=target)
@@ -331,6 +337,7 @@ def test_single_precision(limit):
         assert abs(z.log_evidence - BANANA) < limit(2) * z.standard_error or not z.trusted
 
 
+@pytest.mark.calibration
 def test_the_seed_decides_and_the_global_stream_does_not():
     draws = banana_draws(6, 8, 200)
     torch.manual_seed(5)

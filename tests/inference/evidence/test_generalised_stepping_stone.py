@@ -79,6 +79,7 @@ def test_a_rebased_target_has_the_same_posterior(linear):
         path.pointwise_log_likelihood(u)
 
 
+@pytest.mark.calibration
 def test_it_is_exact_and_sharp(linear, calibrated):
     """Over replicates z is standard normal, with an error far below that of a ladder from the prior."""
     case, target = linear
@@ -132,6 +133,7 @@ def test_lighter_tails_of_the_reference_are_seen(linear, monkeypatch):
     assert not z.trusted and "lighter tails" in " ".join(z.warnings)
 
 
+@pytest.mark.calibration
 def test_draws_that_the_ladder_does_not_meet_are_seen(linear):
     """The posterior draws lie in one of two modes, the ladder's other end in the other."""
     centre = torch.tensor([4.0, 0.0], dtype=torch.float64)

@@ -71,6 +71,7 @@ def test_newton_and_rafterys_equation_holds(linear):
     assert float((imagined + (f / mixture).sum()) / (imagined + (1 / mixture).sum())) == pytest.approx(1.0, abs=1e-8)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("delta", [0.01, 0.2])
 def test_error_bars_are_those_of_the_limit(delta, beta, several, calibrated):
     """The estimate is consistent for another number than the evidence, and scatters about that as it says.
@@ -115,6 +116,7 @@ def test_few_imagined_draws_lead_to_the_harmonic_mean(beta):
     assert difference == pytest.approx(harmonic_mean(target, draws).log_evidence, abs=1e-4)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("estimate", [harmonic_mean, stabilised_harmonic_mean])
 def test_neither_is_trusted_where_it_is_off(estimate, linear, several):
     case, target = linear
@@ -149,6 +151,7 @@ def test_a_peak_that_no_draw_found_is_missed(estimate):
     assert not z.trusted
 
 
+@pytest.mark.calibration
 def test_weights_near_infinite_variance_do_not_pass_for_finite():
     """Likelihoods whose reciprocals have Pareto k of 0.6: trusted by the luck of the largest draw only, and rarely."""
     precision = 1.5  # of the likelihood, so that 1 / L = exp(precision u^2 / 2) has k = precision / (1 + precision)
@@ -222,6 +225,7 @@ def test_bad_input_is_refused(beta, linear):
         stabilised_harmonic_mean(linear[1], draws)
 
 
+@pytest.mark.calibration
 def test_likelihoods_that_are_far_apart_leave_no_slope_at_the_estimate():
     """The iteration is long on its way from the median to a lower quantile, between the values of two draws."""
     constant = 0.5 * math.log(2 * math.pi)

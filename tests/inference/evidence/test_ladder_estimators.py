@@ -166,6 +166,7 @@ def replicates(linear):
     return case.log_evidence, results
 
 
+@pytest.mark.calibration
 def test_coverage_on_independent_draws(replicates, calibrated):
     known, results = replicates
     for method in (modified_path_sampling, stepping_stone):
@@ -176,6 +177,7 @@ def test_coverage_on_independent_draws(replicates, calibrated):
         assert not calibrated([2 * value for value in z], off=0.1)
 
 
+@pytest.mark.calibration
 def test_the_plain_rule_knows_its_bias(replicates, calibrated):
     known, results = replicates
     plain = results[path_sampling]
@@ -190,6 +192,7 @@ def test_the_plain_rule_knows_its_bias(replicates, calibrated):
     assert calibrated(((each.log_evidence - known - bias) / one for each, one in errors), off=0.1)
 
 
+@pytest.mark.calibration
 def test_a_flipped_correction_is_noticed(linear, replicates, monkeypatch, calibrated):
     known, _ = replicates
     case, target = linear
@@ -253,6 +256,7 @@ HIGH = [0.0, 0.3, 0.36, 0.43, 0.51, 0.62, 0.74, 0.87, 1.0]
 LOW = [0.0, *(1e-3 * 1000 ** (i / 24) for i in range(25))]
 
 
+@pytest.mark.calibration
 def test_a_first_step_that_rests_on_a_few_draws_is_owned_up_to():
     """The prior's draws are 400, but few of them count at the first temperature."""
     target, known = peaked()
@@ -287,6 +291,7 @@ def test_thermodynamic_integration_is_not_content_with_a_poor_first_step(limit):
     assert abs(z.log_evidence - known) < limit() * z.standard_error
 
 
+@pytest.mark.calibration
 def test_too_few_temperatures_show_no_discretisation():
     """Of one interval, or three, every second temperature cannot be left out."""
     target, _ = peaked()
@@ -299,6 +304,7 @@ def test_too_few_temperatures_show_no_discretisation():
         assert thermodynamic_integration(target, ladder=ladder, **settings).diagnostics["rounds"] >= 1
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_constant_likelihood_has_the_error_of_a_sum(dtype, limit):
     """Every temperature adds its rounding."""
@@ -360,6 +366,7 @@ def test_a_pilot_that_starts_too_high_is_extended_downwards(linear):
     assert float(levels[1]) < 0.01 and bool((levels.diff() > 0).all()) and levels[-1] == 1
 
 
+@pytest.mark.calibration
 def test_thermodynamic_integration_reaches_its_tolerance(linear, limit):
     case, target = linear
     z = thermodynamic_integration(target, num_warmup=100, num_samples=100, seed=1)
@@ -378,6 +385,7 @@ def test_a_ladder_that_is_fine_enough_is_used_as_it_is(linear):
     assert z.log_evidence == modified_path_sampling(target, ladder).log_evidence
 
 
+@pytest.mark.calibration
 def test_a_gap_above_the_tolerance_is_said():
     case = exact.get("beta_binomial")
     z = thermodynamic_integration(
@@ -390,6 +398,7 @@ def test_a_gap_above_the_tolerance_is_said():
         thermodynamic_integration(case.target(), num_temperatures=20, max_temperatures=10)
 
 
+@pytest.mark.calibration
 def test_prior_draws_without_likelihood_have_effective_draws():
     """Half of the prior's draws have no likelihood; how well they mix is a number all the same."""
     target = bk.Target.from_functions(
@@ -451,6 +460,7 @@ def test_few_divergences_count_where_chains_move_slowly():
     assert len(problems(0.97)) == 1 and "move slowly" in problems(0.97)[0]
 
 
+@pytest.mark.calibration
 def test_rough_temperatures_are_refined_by_a_pilot(monkeypatch, limit):
     # A sharp normal likelihood: the eight temperatures given leave an error of more than a nat.
     scale, made = 300.0, []

@@ -59,6 +59,7 @@ def test_a_binomial_by_hand():
     assert abs(z.log_evidence - (height + 0.5 * math.log(2 * math.pi / (12 * p * (1 - p))))) < 1e-6
 
 
+@pytest.mark.calibration
 def test_coordinates_and_constants():
     """Rotated, scaled and moved coordinates change nothing; a constant moves the estimate by itself."""
     inner = exact.get("three_taxon_tree").target()
@@ -172,6 +173,7 @@ def scores(smoothed, replicates=60):
     return np.array([(z.log_evidence - log_evidence) / z.standard_error for z in found])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("smoothed", [True, False])
 def test_the_standard_error_is_right(smoothed, monkeypatch, calibrated):
     if not smoothed:  # the same draws, which have been searched for missed modes
@@ -180,6 +182,7 @@ def test_the_standard_error_is_right(smoothed, monkeypatch, calibrated):
     assert calibrated(z, off=0.05) and not calibrated(2 * z, off=0.05)
 
 
+@pytest.mark.calibration
 def test_tails_are_chosen():
     """Light ones for a normal posterior, heavy ones for a Student-t; a number given is kept."""
     case = exact.get("linreg10")
@@ -255,6 +258,7 @@ def test_single_precision():
     assert abs(z.log_evidence - wanted) < 5 * z.standard_error
 
 
+@pytest.mark.calibration
 def test_bad_inputs_are_refused():
     target, other = exact.get("beta_binomial").target(), exact.get("three_taxon_tree").target()
     draws, mode = bk.sample(target, 2, 50, 20, seed=0, progress=False), find_mode(target)
@@ -293,6 +297,7 @@ def test_the_constant_of_a_student_t_is_right_however_light_its_tails(dim):
         assert abs(off) < 1e-12 * dim + 1e-11, df
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("df", (1e6, 1e12, 1e25, 1e300))
 def test_light_tails_are_those_of_a_normal_distribution(df, limit):
     case = exact.get("linreg10")

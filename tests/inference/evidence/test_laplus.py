@@ -153,6 +153,7 @@ def heavy_cases():
     }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", heavy_cases())
 def test_errors_are_right_where_tails_are_heavier_than_those_of_gamma_distributions(name, limit, calibrated):
     target, wanted = heavy_cases()[name]
@@ -164,6 +165,7 @@ def test_errors_are_right_where_tails_are_heavier_than_those_of_gamma_distributi
     assert calibrated(z) and float(z.abs().max()) < limit(40 * 3)
 
 
+@pytest.mark.calibration
 def test_gamma_distributions_alone_do_not_trust_themselves_there():
     """What their draws have not reached is found along the coordinates."""
     for name in ("variance", "lognormal", "inverse gamma"):
@@ -213,6 +215,7 @@ def test_another_mode_off_all_coordinate_axes_is_noticed():
         assert any("a mode with a mass of" in warning for warning in z.warnings), z.warnings
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("prior", "size", "off"),
@@ -258,6 +261,7 @@ def test_what_has_no_such_distribution_says_so():
         assert math.isnan(z.log_evidence) and not z.trusted and any("rescale it" in text for text in z.warnings)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "estimator", [gamma_laplus, beta_prime_laplus, lognormal_laplus, gamma_laplus_importance_sampling]
 )
@@ -284,6 +288,7 @@ def test_a_share_of_the_draws_is_below_one(share):
         gamma_laplus_importance_sampling(exact.get("three_taxon_tree").target(), tail_share=share)
 
 
+@pytest.mark.calibration
 def test_importance_sampling_of_a_tree(limit):
     case = exact.get("three_taxon_tree")
     z = gamma_laplus_importance_sampling(case.target(), seed=3)
@@ -329,6 +334,7 @@ def test_sites_that_are_not_positive_are_refused(fn):
         gamma_laplus(bk.Target.from_pyro(model, compile=False))
 
 
+@pytest.mark.calibration
 def test_same_seed_same_result_and_no_global_is_touched():
     target = exact.get("three_taxon_tree").target()
     first, again, other = (gamma_laplus_importance_sampling(target, 200, seed=s).log_evidence for s in (0, 0, 1))

@@ -54,6 +54,7 @@ def hierarchy():
     return bk.Target.from_pyro(model, torch.from_numpy(y)), height + math.log(area)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case, methods",
     [
@@ -106,6 +107,7 @@ def test_in_few_dimensions_the_draws_say_it():
     assert spent == 0 and torch.allclose(fitted.covariance_matrix, torch.cov(x.flatten(0, 1).mT), rtol=1e-12)
 
 
+@pytest.mark.calibration
 def test_where_the_density_curves_upwards_the_draws_say_how_wide_it_is(limit):
     """One coordinate of two peaks, one on a rotated axis that the other has nothing of, all others normal."""
     turn = torch.linalg.qr(torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(3), dtype=F64))[0]
@@ -147,6 +149,7 @@ def test_a_coordinate_that_does_not_move_is_refused():
         evidence.bridge_sampling(target, as_draws(target, x))
 
 
+@pytest.mark.calibration
 def test_the_evaluations_of_the_curvature_are_counted(monkeypatch):
     target, _, x = normal()
     draws, curvature = as_draws(target, x[:, :60]), fits.negative_hessian

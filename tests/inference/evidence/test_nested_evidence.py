@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_evidence_of_known_problems(name, limit):
     case = CASES[name]()
@@ -41,6 +42,7 @@ def test_evidence_of_known_problems(name, limit):
     assert z.standard_error == pytest.approx(z.diagnostics["expected_error"], rel=0.25)
 
 
+@pytest.mark.calibration
 def test_a_given_run_is_used_and_the_seed_moves_the_error_only(case, run):
     first, second = (nested_sampling(run.target, run, seed=seed) for seed in (0, 1))
     assert first.log_evidence == second.log_evidence == run.log_evidence
@@ -48,11 +50,13 @@ def test_a_given_run_is_used_and_the_seed_moves_the_error_only(case, run):
     assert nested_sampling(case.target(), run).log_evidence == run.log_evidence  # an equal target is as good
 
 
+@pytest.mark.calibration
 def test_the_error_falls_with_the_root_of_the_live_points(case, run):
     small, large = nested_sampling(case.target(), num_live=50), nested_sampling(run.target, run)
     assert 1.7 < small.standard_error / large.standard_error < 3.5
 
 
+@pytest.mark.calibration
 def test_a_run_on_another_target_is_refused(run):
     with pytest.raises(DrawsError, match="another target"):
         nested_sampling(exact.get("linreg10").target(), run)
@@ -60,6 +64,7 @@ def test_a_run_on_another_target_is_refused(run):
         nested_sampling(run.target, run.draws)
 
 
+@pytest.mark.calibration
 def test_the_expected_error_counts_how_points_die(run):
     """Where half of them die at once, each of the ``log 2`` of a block adds ``1 / n`` of variance."""
     single = math.sqrt(run.information / run.num_live)
@@ -75,6 +80,7 @@ def test_a_run_that_ended_early_says_so(case):
     assert z.num_evaluations == short.num_evaluations  # nothing has been climbed
 
 
+@pytest.mark.calibration
 def test_few_effective_draws_are_said(case):
     z = nested_sampling(case.target(), num_live=10)
     assert any("effective draws: use more live points" in w for w in z.warnings)
@@ -93,6 +99,7 @@ def test_points_that_do_not_move_are_noticed(case, monkeypatch):
     assert any("depend on their starting points" in w for w in z.warnings)
 
 
+@pytest.mark.calibration
 def test_insertions_that_drift_in_one_stretch_are_noticed(run):
     """The mutation: for one stretch of the run new points come to lie too high; the whole run hardly shows it."""
     n = run.num_live
@@ -118,6 +125,7 @@ def make_target(log_likelihood, dim=2):
     )
 
 
+@pytest.mark.calibration
 def test_a_narrow_peak_within_a_broad_one_is_noticed_and_found_by_going_on(limit):
     """Where the run ends, the spike holds all of the evidence and a volume that no live point has seen."""
     case = spike_and_slab(5, spike_sd=0.001)
@@ -137,6 +145,7 @@ def test_nan_is_flagged_with_its_share():
     assert any("NaN at" in w and "correct the model" in w for w in z.warnings)
 
 
+@pytest.mark.calibration
 def test_a_likelihood_that_differs_from_call_to_call_is_noticed(run):
     z = nested_sampling(run.target, dataclasses.replace(run, num_stuck=50))
     assert any("50 slice updates found no new point" in w for w in z.warnings)

@@ -77,6 +77,7 @@ def test_a_likelihood_that_is_largest_at_infinity():
     assert maximum_posterior(read(separated, x, y)).log_evidence < -1
 
 
+@pytest.mark.calibration
 def test_proportions_with_an_edge():
     """A simplex counts by all entries but the last; one proportion is largest at zero."""
     counts, concentration = double([4.0, 0.0, 6.0]), double([2.0, 1.0, 1.0])
@@ -88,6 +89,7 @@ def test_proportions_with_an_edge():
     assert abs(maximum_posterior(target).log_evidence - wanted) < 1e-5
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("estimator", BOTH)
 def test_a_density_without_bound_is_named(estimator):
     """One observation, of unknown mean and scale: the smaller the scale, the larger the density."""
@@ -96,6 +98,7 @@ def test_a_density_without_bound_is_named(estimator):
     assert len(estimator(read(normal_of_unknown_scale, double([0.7, 1.5]))).warnings) == 1
 
 
+@pytest.mark.calibration
 def test_a_pole_at_zero_is_named():
     z = maximum_posterior(read(counted, double([0.0]), double([0.5]), double([1.0])))
     assert len(z.warnings) == 2 and "in x[0]" in z.warnings[1]
@@ -108,6 +111,7 @@ def test_never_trusted(estimator):
     assert z.method == estimator.__name__ and z.num_evaluations > 0
 
 
+@pytest.mark.calibration
 def test_primates():
     """The published maximum of the posterior; the likelihood there is -6424.29, so its maximum is higher."""
     target = bk.Target.from_pyro(TreeModel(*primates()), compile=False)
@@ -180,6 +184,7 @@ def test_single_precision(estimator):
     assert abs(z.log_evidence - wanted) < 1e-4 and len(z.warnings) == 1
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("estimator", BOTH)
 def test_draws_and_modes_of_another_target_are_refused(estimator):
     case = exact.get("beta_binomial")

@@ -63,6 +63,7 @@ def linear():
     return regression()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("rho", "size"), [(0.0, 200), (0.6, 600)])
 def test_error_bars_are_right(rho, size, linear, calibrated):
     _, target, known, draw = linear
@@ -139,6 +140,7 @@ def replicates(y, num_draws, count):
     return np.array(trusted), np.array(scores)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("y", [[1.0], [0.0, 1.0, 4.0]])
 def test_weights_of_infinite_variance_are_not_trusted(y):
     """One datum: the weights' k is 0.9. Three: it is 0.6 as far as draws reach, and k-hat scatters about that."""
@@ -165,6 +167,7 @@ def tree():
     return model, target, bk.sample(target, 16, 150, 250, seed=0, progress=False)
 
 
+@pytest.mark.calibration
 def test_sites_of_an_alignment_count_as_often_as_they_occur(tree, limit):
     """Evidence with one site less and with one site more gives both scores exactly."""
     model, target, draws = tree
@@ -189,6 +192,7 @@ def test_sites_of_an_alignment_count_as_often_as_they_occur(tree, limit):
         assert score.standard_error < 0.1 and score.diagnostics["num_observations"] == 72
 
 
+@pytest.mark.calibration
 def test_patterns_are_not_powers(tree):
     """Counting a pattern's sites as one observation would give another score."""
     _, target, draws = tree

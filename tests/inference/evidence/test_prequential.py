@@ -53,6 +53,7 @@ def test_predictives_of_a_coin_follow_laplaces_rule(limit):
     assert float(z.cumulative[-1]) == pytest.approx(z.log_evidence, abs=1e-9)
 
 
+@pytest.mark.calibration
 def test_predictives_of_a_regression_are_student_free_normals(limit):
     """Known noise: each response is normal given those before it, with the moments of the posterior so far."""
     case = bk.exact.get("linreg10")
@@ -74,6 +75,7 @@ def test_predictives_of_a_regression_are_student_free_normals(limit):
     assert float(score.abs().max()) < limit(len(exact), dof=15)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("order", [range(7, -1, -1), [3, 1, 4, 0, 5, 2, 6, 7]])
 def test_the_sum_is_the_same_in_any_order(order, limit):
     order = torch.tensor(list(order))
@@ -83,6 +85,7 @@ def test_the_sum_is_the_same_in_any_order(order, limit):
     assert float(((z.predictives - shuffled) / z.predictive_errors).abs().max()) < limit(8, dof=15)
 
 
+@pytest.mark.calibration
 def test_errors_are_right(calibrated, monkeypatch):
     monkeypatch.setattr(Diagnostics, "modes", lambda self, draws: FoundModes((), 0))
     target, truth = bk.Target.from_pyro(coin, TOSSES[:3]), float(_succession(TOSSES[:3]).sum())
@@ -93,6 +96,7 @@ def test_errors_are_right(calibrated, monkeypatch):
     assert calibrated(scores), scores
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["beta_binomial", "three_taxon_tree", "eight_schools"])
 def test_few_observations_come_by_powers_of_their_likelihood(name, limit):
     case = bk.exact.get(name)

@@ -65,6 +65,7 @@ def test_an_improper_prior_has_no_evidence():
         evidence.laplace(target)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("seed", range(6))
 def test_data_whose_support_depends_on_a_latent_site(seed, limit):
     """The evidence is the integral of theta^-2 from the largest datum to 10, over 10."""
@@ -79,6 +80,7 @@ def test_data_whose_support_depends_on_a_latent_site(seed, limit):
     assert abs(z.log_evidence - math.log((1 / 5.5 - 1 / 10) / 10)) < limit() * z.standard_error
 
 
+@pytest.mark.calibration
 def test_modes_that_a_ladder_cannot_weigh_are_not_trusted():
     """Two bumps in twenty dimensions that differ in height, between which no chain moves."""
     centre = torch.zeros(20, dtype=torch.float64)
@@ -101,6 +103,7 @@ def test_modes_that_a_ladder_cannot_weigh_are_not_trusted():
         assert not z.trusted and "disagree" in z.warnings[0]
 
 
+@pytest.mark.calibration
 def test_too_short_chains_cost_no_other_result(target, limit):
     """Halves of ten draws a chain are too short to be bridged, and the ladder is as good as ever."""
     budget = Budget(4, 100, 10, num_temperatures=10, ladder_chains=4, ladder_warmup=100, ladder_samples=1000)
@@ -126,6 +129,7 @@ def test_no_draws_at_all(call, target):
         call(target, draws)
 
 
+@pytest.mark.calibration
 def test_a_lost_chain_does_not_spoil_the_estimate(target, limit):
     draws = bk.sample(target, num_warmup=200, num_samples=500, seed=3, progress=False)
     lost = replace(draws, log_likelihood=draws.log_likelihood.clone())

@@ -16,6 +16,7 @@ from bayeskit.workflows._exam import GENERATED_BUDGET
 PROBLEM = CauchyStudent(width=1.22, noise=0.15, y=(4.9574, -95.805))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("method", ["laplace_importance_sampling", "generalised_stepping_stone", "bridge_sampling"])
 def test_a_peak_of_a_fifth_of_a_per_cent_is_missed_by_no_trusted_estimate(method, seed):

@@ -45,6 +45,7 @@ def check(model, rtol, **settings):
     )
 
 
+@pytest.mark.calibration
 def test_long_steps_are_found_out():
     assert exactly(torch.exp(-TIMES[1:])) == pytest.approx(1.6324255707, abs=1e-9)
     assert exactly(euler_factors(1 / 4)) == pytest.approx(1.581721, abs=1e-6)
@@ -57,6 +58,7 @@ def test_long_steps_are_found_out():
         assert abs(z.log_evidence - exactly(euler_factors(h))) < 4.5 * z.standard_error
 
 
+@pytest.mark.calibration
 def test_the_default_tolerance_is_trusted():
     found = check(by_solver, 1e-6)
     assert found.trusted and not found.warnings and found.tighter_rtol == 1e-8
@@ -64,11 +66,13 @@ def test_the_default_tolerance_is_trusted():
     assert "difference" in repr(found) and "log evidence" in found._repr_html_()
 
 
+@pytest.mark.calibration
 def test_a_factory_that_ignores_its_tolerance_is_not_trusted():
     found = tolerance_check(lambda _: bk.Target.from_pyro(by_solver, 1e-2, DATA), 1e-6, seed=SHIFT, progress=False)
     assert not found.trusted and "equal to the bit" in found.warnings[0] and len(found.warnings) == 1
 
 
+@pytest.mark.calibration
 def test_states_in_small_units_are_solved_at_the_default():
     def model(rtol, y):
         start = pyro.sample("start", dist.Normal(torch.zeros((), dtype=y.dtype), 1.0))
@@ -79,6 +83,7 @@ def test_states_in_small_units_are_solved_at_the_default():
     assert found.trusted and abs(found.evidence.log_evidence - 1.6324255707) < 4.5 * found.evidence.standard_error
 
 
+@pytest.mark.calibration
 def test_posteriors_that_barely_overlap_have_draws_of_their_own():
     def model(h, y):
         start = pyro.sample("start", dist.Normal(torch.zeros((), dtype=y.dtype), 10.0))
@@ -90,6 +95,7 @@ def test_posteriors_that_barely_overlap_have_draws_of_their_own():
     assert abs(found.difference - (right[1] - right[0])) < 4.5 * found.standard_error
 
 
+@pytest.mark.calibration
 def test_draws_can_be_given():
     target = bk.Target.from_pyro(by_solver, 1e-6, DATA)
     draws = bk.sample(target, seed=SHIFT, progress=False)

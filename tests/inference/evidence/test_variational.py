@@ -94,6 +94,7 @@ def test_the_bound_is_never_taken_for_the_evidence():
     assert "lower bound" in z.warnings[0] and "variational_importance_sampling" in z.warnings[0]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["beta_binomial", "three_taxon_tree"])
 def test_agrees_with_a_bound_by_quadrature(name):
     case = exact.get(name)
@@ -160,6 +161,7 @@ def test_the_error_of_the_bound_is_as_large_as_it_says(calibrated):
     assert calibrated(z) and not calibrated([2 * x for x in z]) and not calibrated([x / 2 for x in z])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("tail_share", [0.0, 0.5])
 def test_the_standard_error_is_as_large_as_it_says(tail_share, monkeypatch, calibrated):
     monkeypatch.setattr(importance, "CHECK_DRAWS", 100)
@@ -173,6 +175,7 @@ def test_the_standard_error_is_as_large_as_it_says(tail_share, monkeypatch, cali
     assert calibrated(z) and not calibrated([2 * x for x in z]) and not calibrated([x / 2 for x in z])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["linreg10", "three_taxon_tree", "radiata_pine_m1", "beta_binomial"])
 def test_right_and_trusted_on_exact_cases(name, limit):
     case = exact.get(name)
@@ -195,6 +198,7 @@ def test_strong_correlation_is_flagged():
     assert any("curvature" in warning for warning in z.warnings)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("case", [exact.spike_and_slab(20), exact.get("eggbox")], ids=lambda case: case.name)
 def test_other_optima_are_flagged(case):
     target = bk.Target.from_pyro(case.model, *case.args, compile=False)

@@ -59,12 +59,14 @@ def scores_of(draw, target, answer, **settings):
     return np.array([(z.log_evidence - answer) / z.standard_error for z in results])
 
 
+@pytest.mark.calibration
 def test_error_bars_are_right_on_independent_draws(calibrated):
     target, answer, draw = skewed()
     scores = scores_of(draw, target, answer)
     assert calibrated(scores, off=0.1) and not calibrated(2 * scores, off=0.1), scores
 
 
+@pytest.mark.calibration
 def test_error_bars_are_right_on_autocorrelated_draws(calibrated):
     target, answer, draw = skewed()
     assert calibrated(scores_of(draw, target, answer, num_draws=1000, rho=0.8), off=0.1)
@@ -85,6 +87,7 @@ def test_few_draws_where_the_proposal_falls_short_make_no_small_error(calibrated
     assert not calibrated(errors / plain, bias=bias)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["radiata_pine_m1", "eight_schools", "three_taxon_tree", "linreg10"])
 def test_it_agrees_with_the_exact_answer_and_is_better_where_the_posterior_is_skewed(name, limit):
     case = exact.get(name)
@@ -151,6 +154,7 @@ def test_a_wrong_warp_is_noticed(mutation, monkeypatch, limit):
     assert abs(z.log_evidence - answer) > limit() * z.standard_error
 
 
+@pytest.mark.calibration
 def test_half_of_the_mixture_may_lie_outside_the_support(limit):
     """An exponential posterior in its own coordinate: mirror images have density zero or none at all."""
     for outside in (-torch.inf, torch.nan):

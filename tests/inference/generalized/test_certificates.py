@@ -112,6 +112,7 @@ def test_a_distribution_is_certified_by_draws(limit):
     assert again.bound == found.bound
 
 
+@pytest.mark.calibration
 def test_a_sampled_posterior_gets_its_divergence_from_its_evidence(limit):
     generator = torch.Generator().manual_seed(3)
     x = 1 + torch.randn(50, generator=generator, dtype=torch.float64)
@@ -189,6 +190,7 @@ def test_a_bound_at_the_end_of_a_negative_range_says_nothing():
     assert not pac_bayes_certificate(-1.9, 0.1, 1000, between=(-2.0, -1.0)).is_vacuous
 
 
+@pytest.mark.calibration
 def test_divergences_without_a_normalised_prior_or_of_another_target_are_refused():
     y = torch.linspace(-1, 2, 50, dtype=torch.float64)
 

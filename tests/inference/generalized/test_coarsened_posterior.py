@@ -44,6 +44,7 @@ def probability_of_a_fair_coin(n, alpha):
     return float(expit(log_fair - height - math.log(integral)))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("n", [100, 1000])
 def test_the_coin_by_quadrature_of_the_posterior(n):
     for alpha, exact in zip((math.inf, 1250.0), COIN[n], strict=True):
@@ -83,6 +84,7 @@ def curve():
     return calibration_curve(posterior, ALPHA, num_chains=40, num_warmup=200, num_samples=250, progress=False)
 
 
+@pytest.mark.calibration
 def test_curve_against_moments_of_beta(curve, limit):
     fit, complexity = exact_curve(100)
     for value, error, exact in (
@@ -94,11 +96,13 @@ def test_curve_against_moments_of_beta(curve, limit):
         assert bool((error > 0).all())
 
 
+@pytest.mark.calibration
 def test_mutation_another_power_fails(curve, limit):
     fit, _ = exact_curve(100, [2 * a for a in ALPHA])
     assert np.abs((curve.log_likelihood.numpy() - fit) / curve.log_likelihood_error.numpy()).max() > 1.3 * limit(10)
 
 
+@pytest.mark.calibration
 def test_elbow_table_and_plot(curve):
     assert list(curve.to_pandas().index) == ALPHA
     assert curve.elbow in ALPHA
@@ -108,6 +112,7 @@ def test_elbow_table_and_plot(curve):
     assert CalibrationCurve(steps, steps, fit, zero, complexity, zero).elbow == 10.0
 
 
+@pytest.mark.calibration
 def test_a_complexity_of_ones_own(limit):
     posterior = coarsened_posterior(FLAT, dist.Bernoulli, tosses(100), 10.0)
     curve = calibration_curve(posterior, [2.0, 5.0, 20.0], lambda v: v["theta"], num_warmup=100, num_samples=100,

@@ -43,6 +43,7 @@ class Doubled(Pooling):
         return each.sum() + each[0]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "made",
     [

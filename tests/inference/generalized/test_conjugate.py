@@ -104,6 +104,7 @@ def natural_density(p, x):
     return p[0] * x - (1 + p[1]) * x**2 + p[2] * (-(x**2)).exp()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("loss", [ScoreMatching(natural_density), KernelSteinDiscrepancy(score_of(natural_density))])
 def test_natural_parameters_give_normal_posteriors(loss):
     x, prior = double(-1.0, 0.0, 0.3, 2.0, 1.1), dist.Normal(torch.zeros(3), 0.5).to_event(1)
@@ -142,6 +143,7 @@ def moment_scores(draws, law):
     return torch.cat(scores)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("prior", "loss", "data", "weight"),
     [
@@ -200,6 +202,7 @@ def test_weights_of_coins_are_repeated_data():
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "loss",
     [

@@ -37,6 +37,7 @@ def check(report: CoverageReport, exact: float, largest: float) -> None:
         assert abs(covered - exact) < largest * math.sqrt(exact * (1 - exact) / report.num_replicates) + 0.5 / R
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize(("scale", "exact"), [(0.5, 0.99991), (2.0, 0.67290), (3.0, 0.48645)])
 def test_nominal_95_percent_of_a_location(scale: float, exact: float, prior: str, limit) -> None:
@@ -63,6 +64,7 @@ def test_a_reversed_region_fails(monkeypatch, limit) -> None:
         test_nominal_95_percent_of_a_location(2.0, 0.67290, "flat", limit)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("weight", "exact"), [(1.0, 0.92001), (0.797885, 0.95)])
 def test_median_in_the_limit(weight: float, exact: float, limit) -> None:
     """Asymptotic; with 4,000 data what is left of the limit is below the Monte Carlo error of 400 data sets."""
@@ -127,6 +129,7 @@ def test_a_regression_whose_noise_grows(limit) -> None:
         assert abs(found - exact) < limit(5) * math.sqrt(exact * (1 - exact) / R)
 
 
+@pytest.mark.calibration
 def test_truth_of_a_skewed_law(limit) -> None:
     """The minimiser of the expected absolute error is the median, of the squared one the mean."""
 
@@ -138,6 +141,7 @@ def test_truth_of_a_skewed_law(limit) -> None:
         assert abs(float(report.truth[0]) - truth) < limit(2) * math.sqrt(variance / 500_000)
 
 
+@pytest.mark.calibration
 def test_constrained_parameters_and_functionals(limit) -> None:
     """A rate, by minus the log density of an exponential: nearly calibrated, and intervals do not mind transforms."""
     loss = lambda rate, x: rate * x - rate.log()  # noqa: E731

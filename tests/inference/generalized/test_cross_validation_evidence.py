@@ -152,6 +152,7 @@ def test_all_sets_of_a_location(normal_target, normal_exact, limit):
     assert result.log_evidence_standard_error < 0.05
 
 
+@pytest.mark.calibration
 def test_draws_of_a_location(normal_target, normal_draws, normal_exact, limit):
     result = cross_validation_evidence(normal_target, normal_draws, p=range(1, 4), held_out="all", seed=7)
     assert result.trusted, result.warnings
@@ -161,6 +162,7 @@ def test_draws_of_a_location(normal_target, normal_draws, normal_exact, limit):
     assert float(result.standard_error.max()) < 0.05
 
 
+@pytest.mark.calibration
 def test_weights_that_cannot_be_relied_on_are_replaced(normal_target, normal_draws, normal_exact, limit):
     result = cross_validation_evidence(normal_target, normal_draws, p=(1, 5), held_out="all", seed=7)
     # With one held out the shape of the weights is about a sixth, which may look larger than what is relied on.
@@ -179,6 +181,7 @@ def squares_of_four_held_out(target, exact, first_seed=0):
     return sum(x * x for x in z)
 
 
+@pytest.mark.calibration
 def test_weights_are_not_chosen_by_how_good_they_look(normal_target, normal_exact):
     assert squares_of_four_held_out(normal_target, normal_exact) < chi2.isf(1e-5, SEEDS)
 
@@ -191,6 +194,7 @@ def test_mutation_weights_that_look_good_are_kept(normal_target, normal_exact, m
     )
 
 
+@pytest.mark.calibration
 def test_bridge_sampling_agrees(normal_target, normal_draws, limit):
     from bayeskit.inference.evidence import bridge_sampling
 
@@ -215,6 +219,7 @@ def test_a_loss_is_scored_like_a_log_density(limit):
     assert float(z_scores(result, exact).abs().max()) < limit(3)
 
 
+@pytest.mark.calibration
 def test_an_improper_prior_is_prepared_by_data(limit):
     x = torch.tensor([1.0, 2.0, 4.0, 3.0], dtype=torch.float64)
     posterior = GibbsPosterior(Flat(), losses.HalfSquared(), x)
@@ -264,6 +269,7 @@ def rare(part, y):
     return torch.lgamma(1 + heads) + torch.lgamma(1 + flips - heads) - torch.lgamma(2 + flips)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("n", "particles"), [(12, 64), (40, 32)])
 def test_one_datum_that_differs(n, particles, limit):
     """Random sets of few data mostly miss the one zero; errors must know, over repeated runs."""
@@ -296,6 +302,7 @@ def test_mutation_scores_that_are_not_adjusted_hide_the_datum_that_differs(limit
 # -- results ----------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 def test_table_and_plots(normal_target, normal_draws):
     result = cross_validation_evidence(normal_target, normal_draws, p=(1, 2), held_out=4)
     table = result.to_pandas()
@@ -372,6 +379,7 @@ def test_targets_without_pointwise_likelihood():
         cross_validation_evidence(location)
 
 
+@pytest.mark.calibration
 def test_other_bad_input(normal_target, normal_draws):
     with pytest.raises(SettingsError, match="held_out must be at least 2"):
         cross_validation_evidence(normal_target, held_out=1)

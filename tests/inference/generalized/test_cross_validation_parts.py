@@ -60,6 +60,7 @@ def psis():
     return array_stats.psislw
 
 
+@pytest.mark.calibration
 def test_smoothed_weights_agree_with_arviz(psis):
     generator = torch.Generator().manual_seed(1)
     log_weights = 1.5 * torch.randn(3, 2000, generator=generator, dtype=torch.float64)
@@ -69,6 +70,7 @@ def test_smoothed_weights_agree_with_arviz(psis):
     assert float((shape - torch.as_tensor(expected_shape)).abs().max()) < 1e-10
 
 
+@pytest.mark.calibration
 def test_leave_one_out_agrees_with_arviz(psis, normal_target, monkeypatch):
     monkeypatch.setattr(leave_out, "MAX_TYPICAL_SHAPE", math.inf)  # weights only, as ArviZ
     normal_draws = bk.sample(normal_target, num_chains=4, num_warmup=300, num_samples=1000, seed=1, progress=False)

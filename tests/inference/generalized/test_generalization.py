@@ -119,6 +119,7 @@ def test_the_first_step_of_a_path():
     assert path_information(run(y, 1, initial=None)).start == pytest.approx(math.log(10))
 
 
+@pytest.mark.calibration
 def test_the_path_tells_more_than_the_draw(limit):
     """The information of the last draw is known: its mean is linear in the data."""
     n, step, num_steps = 20, 0.01, 60

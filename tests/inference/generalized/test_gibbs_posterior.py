@@ -66,12 +66,14 @@ def score(draws, mean=MEAN, variance=VARIANCE):
     return max(abs(float(y.mean() / mean_error(y))) for y in (first, second))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kernel", [None, NUTS()])
 def test_hmc_and_nuts_draw_from_the_exact_posterior(kernel, limit):
     draws = bk.sample(normal(), num_warmup=200, num_samples=400, seed=1, kernel=kernel, progress=False)
     assert score(draws) < limit(2)
 
 
+@pytest.mark.calibration
 def test_a_wrong_sign_of_the_loss_fails_the_same_check(limit):
     x = torch.tensor([0.9], dtype=torch.float64)  # beneath the prior's precision, so that there still is a posterior
     for kind, passes in ((GibbsPosterior, True), (WrongSign, False)):
@@ -80,6 +82,7 @@ def test_a_wrong_sign_of_the_loss_fails_the_same_check(limit):
         assert (score(draws, 0.3, 2 / 3) < limit(2)) == passes
 
 
+@pytest.mark.calibration
 def test_groups_of_chains_and_pickled_targets_draw_alike():
     target = normal()
     target.value_and_grad(torch.zeros(4, 1, dtype=torch.float64))  # graphs must not hinder
@@ -108,6 +111,7 @@ def estimates():
     yield evidence.naive_monte_carlo(target, 4000)
 
 
+@pytest.mark.calibration
 def test_the_evidence_is_the_exact_one_by_every_estimator(limit):
     found = list(estimates())
     for z in found:
@@ -115,6 +119,7 @@ def test_the_evidence_is_the_exact_one_by_every_estimator(limit):
         assert z.standard_error < 0.2
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("weight", "normalizer"), [(1.0, 0.735759), (2.0, 0.203003)])
 def test_bridge_sampling_normalizes_the_absolute_loss_under_a_flat_prior(weight, normalizer, limit):
     assert math.exp(-weight) * (1 + 1 / weight) == pytest.approx(normalizer, abs=5e-7)

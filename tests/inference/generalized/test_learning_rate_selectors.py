@@ -79,12 +79,14 @@ SELECTORS = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", SELECTORS)
 def test_a_rescaled_loss_gets_an_inversely_rescaled_weight(name):
     select = SELECTORS[name]
     assert select(squared(factor=4.0), 4.0).weight == pytest.approx(select(squared(), 1.0).weight / 4, rel=1e-9)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["information_matching", "bootstrap_score_matching"])
 def test_a_rescaled_loss_with_kinks_gets_an_inversely_rescaled_weight(name):
     x = normal_quantiles(31)
@@ -97,6 +99,7 @@ def test_a_rescaled_loss_with_kinks_gets_an_inversely_rescaled_weight(name):
     assert weight(4.0) == pytest.approx(weight(1.0) / 4, rel=1e-5)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", SELECTORS)
 def test_the_current_weight_plays_no_part(name):
     select = SELECTORS[name]
@@ -162,6 +165,7 @@ def test_information_matching_of_the_median(law, exact, bias):
     assert 1 - bias < found / exact < 1
 
 
+@pytest.mark.calibration
 def test_holmes_walker_of_a_normal_location(limit):
     for spread, prior in ((2.0, 1.0), (3.0, 0.5), (0.5, 2.0)):
         chosen = holmes_walker(squared(of_variance(spread), dist.Normal(0.0, prior)), model=unit_normal, num_draws=1500)
@@ -171,6 +175,7 @@ def test_holmes_walker_of_a_normal_location(limit):
         assert abs(exact**2 - exact) > limit(3) * chosen.standard_error < abs(spread**-2 - exact)
 
 
+@pytest.mark.calibration
 def test_holmes_walker_takes_the_model_of_a_likelihood_and_covariates(limit):
     draw = torch.Generator().manual_seed(0)
     covariates = torch.randn(50, 1, generator=draw, dtype=torch.float64)
@@ -287,6 +292,7 @@ def test_data_fitted_without_error_are_refused():
         bootstrap_score_matching(posterior, num_replicates=20)
 
 
+@pytest.mark.calibration
 def test_coverage_of_the_calibrated_weight_is_nominal(limit):
     """Gaussian location of standard deviation two: 67.3 % at weight one, 95 % after calibration."""
     generator, rows, n = torch.Generator().manual_seed(0), 100, 50
@@ -311,6 +317,7 @@ LABELS = torch.tensor([1.0] * 70 + [-1.0] * 30, dtype=torch.float64)
 KINKED = [(losses.Absolute(), TIED), (Scaled(losses.Absolute(), 1e-3), TIED), (losses.Hinge(), LABELS)]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["bootstrap_score_matching", "weighted_likelihood_bootstrap_matching"])
 @pytest.mark.parametrize(("loss", "data"), KINKED)
 def test_minimisers_that_a_kink_holds_are_refused(name, loss, data):
@@ -326,6 +333,7 @@ def test_tied_data_on_a_kink_are_said():
     assert on_kinks(rounded, information_matching(rounded).diagnostics["information"].position)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("loss", [losses.Absolute(), losses.Pinball(0.1), losses.HalfSquared(), losses.Huber(1.0)])
 @pytest.mark.parametrize("num_data", [9, 101, 4001])
 def test_data_that_are_not_tied_are_not_said_to_be(loss, num_data):

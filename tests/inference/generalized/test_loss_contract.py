@@ -160,6 +160,7 @@ def test_gradient_against_finite_differences(loss, x):
     assert ((torch.func.grad(loss.total)(theta, x) - differences).abs() < 1e-9 * scale).all()
 
 
+@pytest.mark.calibration
 @cases
 def test_posterior_traces_it(loss, x):
     posterior = GibbsPosterior(dist.Normal(torch.zeros(2), 2.0).to_event(1), loss, x, weight=0.7, compile=False)

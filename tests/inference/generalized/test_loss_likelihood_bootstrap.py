@@ -82,6 +82,7 @@ def heteroskedastic(n=2000):
     return torch.tensor(design), torch.tensor(outcome)
 
 
+@pytest.mark.calibration
 def test_covariance_of_a_regression_is_the_sandwich(limit):
     prior = dist.Normal(torch.zeros(2, dtype=torch.float64), 10.0).to_event(1)
     posterior = GibbsPosterior(prior, losses.HalfSquared(losses.linear), heteroskedastic())
@@ -142,6 +143,7 @@ def test_small_concentrations_keep_their_law(limit):
     assert sorted(extremes[0].tolist()) == [0.0, 0.0, 1.0]
 
 
+@pytest.mark.calibration
 def test_losses_without_a_minimum_or_with_hidden_kinks_are_refused():
     endless = location(losses.FunctionLoss(lambda mean, x: mean.exp() * 0 + x * mean - x * mean.exp()))
     kinked = location(lambda mean, x: (x - mean).abs())

@@ -65,6 +65,7 @@ def least_squares(covariates, outcomes, weights):
     return torch.linalg.solve(weighted.mT @ covariates, weighted.mT @ outcomes)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("level", [0.1, 0.5, 0.8])
 def test_quantile_regression_agrees_with_linear_programming(level):
     covariates, outcomes = regression()
@@ -121,6 +122,7 @@ def test_data_sets_of_their_own_size_are_minimised_in_one_batch():
     assert float((both.position[:, 0] - (weights * draws).sum(1) / 15).abs().max()) < 1e-10
 
 
+@pytest.mark.calibration
 def test_batched_rows_equal_a_loop():
     covariates, outcomes = regression()
     weights = dirichlet_weights(6, 60)

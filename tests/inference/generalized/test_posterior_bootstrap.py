@@ -96,6 +96,7 @@ def two_clusters():
     return GibbsPosterior(dist.Normal(torch.tensor(0.0, dtype=torch.float64), 8.0), loss, data)
 
 
+@pytest.mark.calibration
 def test_restarts_find_the_deeper_of_two_minima(limit):
     """The first cluster of six and five is the better place where its Beta(6, 5) weight exceeds one half."""
     exact = beta(6, 5).sf(0.5)

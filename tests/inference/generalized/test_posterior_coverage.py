@@ -43,6 +43,7 @@ def quantile(values: Tensor, share: float) -> float:
     return float(pair[0] + (rank - low) * (pair[1] - pair[0]))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("level", [0.5, 0.95])
 def test_location_in_closed_form(level: float) -> None:
     x = data()
@@ -88,6 +89,7 @@ def _bracket(weight: float) -> tuple[float, float]:
     return math.log(weight) - 0.05, math.log(weight) + 0.05
 
 
+@pytest.mark.calibration
 def test_one_over_the_variance_in_the_limit(limit) -> None:
     x = data(n=2000)
     found = posterior_coverage(flat_location(x), num_replicates=1000, num_draws=64)
@@ -95,6 +97,7 @@ def test_one_over_the_variance_in_the_limit(limit) -> None:
     assert abs(found.weight * float(x.var(correction=0)) - 1) < limit() * found.standard_error / found.weight
 
 
+@pytest.mark.calibration
 def test_standard_error_is_the_spread_over_seeds() -> None:
     x = data()
     found = [posterior_coverage(flat_location(x), num_replicates=100, num_draws=64, seed=s) for s in range(24)]
@@ -104,6 +107,7 @@ def test_standard_error_is_the_spread_over_seeds() -> None:
     assert low < 23 * float(weight.var()) / float(error) ** 2 < high
 
 
+@pytest.mark.calibration
 def test_rescaled_losses_and_other_weights() -> None:
     """Twice as large a loss gets half the weight, and the weight that a posterior has plays no part."""
     x, prior, loss = data(), dist.Normal(0.0, 10.0), losses.SmoothAbsolute(width=0.1)
@@ -114,6 +118,7 @@ def test_rescaled_losses_and_other_weights() -> None:
     assert posterior_coverage(plain.posterior, num_replicates=60).weight == plain.weight
 
 
+@pytest.mark.calibration
 def test_the_median_by_quadrature(limit) -> None:
     """At each replicate's own weight, the region that the full-data median just enters has the mass of the level."""
     x, level, draws, num_replicates = data(), 0.9, 1024, 300
@@ -135,6 +140,7 @@ def test_the_median_by_quadrature(limit) -> None:
     assert float((inside - level).abs().max()) < limit(len(own)) * error
 
 
+@pytest.mark.calibration
 def test_intervals_of_a_functional() -> None:
     """In one dimension the two regions of a normal agree; in two, the interval of one coefficient is its own."""
     x = data()
@@ -192,6 +198,7 @@ def mass_of_higher_density(posterior: GibbsPosterior, counts: Tensor, truth: Ten
     return torch.where(log_mass > log_density(truth[:1], truth[1:]), log_mass.softmax(-1), 0.0).sum(-1)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("factor", [1.0, 40.0, 1 / 40])
 def test_own_weights_of_a_scale_by_quadrature(factor: float, limit) -> None:
     """Wherever draws are made first, no replicate is lost, and each region ends at the truth at its own weight."""
@@ -207,6 +214,7 @@ def test_own_weights_of_a_scale_by_quadrature(factor: float, limit) -> None:
     assert float((inside - level).abs().max()) < limit(int(near.sum())) * error
 
 
+@pytest.mark.calibration
 def test_draws_kept_where_they_say_nothing_fail(monkeypatch, limit) -> None:
     monkeypatch.setattr(own_weights_module, "MAX_SHAPE", math.inf)
     with pytest.raises(AssertionError):
@@ -239,6 +247,7 @@ def test_tied_replicates_are_said() -> None:
     assert not posterior_coverage(flat_location(data()), num_replicates=100, num_draws=64).warnings
 
 
+@pytest.mark.calibration
 def test_messages_name_the_functional_and_the_tie() -> None:
     def quartiles(mean: Tensor) -> Tensor:
         return torch.stack([mean, mean])

@@ -65,6 +65,7 @@ def agrees(estimates, exact, limit):
     return bool(((estimates.mean(0) - exact).abs() <= quantile * error + 1e-9).all())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("mixed", [True, False], ids=["predictive density", "held-out loss"])
 def test_held_out_scores_of_a_normal_location_are_exact(mixed, limit):
     data, model = noisy(23), unit_normal if mixed else None
@@ -132,6 +133,7 @@ def test_an_expected_loss_and_an_edge_are_warned_of():
     assert any("extend the grid" in text for text in safe_bayes(location(noisy()), GRID, randomized=False).warnings)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("randomized", [True, False])
 def test_prequential_losses_of_a_normal_location_are_exact(randomized, limit):
     data = noisy(20)

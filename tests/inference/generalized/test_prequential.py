@@ -116,6 +116,7 @@ def test_groups_come_together(target, limit):
     assert float(z.abs().max()) < limit(2)
 
 
+@pytest.mark.calibration
 def test_errors_are_those_of_repeated_runs(target, limit):
     runs = [prequential_score(target, 2, num_particles=64, seed=seed) for seed in range(8)]
     exact = float(closed_form(torch.arange(8).unsqueeze(0)).sum())
@@ -125,6 +126,7 @@ def test_errors_are_those_of_repeated_runs(target, limit):
     assert abs(float(z.mean())) < limit() / math.sqrt(8)
 
 
+@pytest.mark.calibration
 def test_moves_that_ignore_the_data_are_found_out(target, limit, monkeypatch):
     # The mutation: particles move as if no datum counted, that is, they return to the prior.
     counting = WeightedData.counting

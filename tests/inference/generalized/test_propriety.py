@@ -97,6 +97,7 @@ IMPROPER = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", PROPER)
 def test_proper_posteriors_are_called_so(name):
     report = propriety_check(made(*PROPER[name]), num_directions=8)
@@ -105,6 +106,7 @@ def test_proper_posteriors_are_called_so(name):
     assert repr(report).startswith("seems proper")
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", IMPROPER)
 def test_improper_posteriors_are_found(name):
     report = propriety_check(made(*IMPROPER[name]), num_directions=8)
@@ -179,6 +181,7 @@ INVERSE_GAMMA = with_scale(lambda zero: dist.InverseGamma(zero + 2.0, zero + 1.0
 TWELVE = X.flatten()[:12]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("prior", "loss", "data", "proper"),
     [

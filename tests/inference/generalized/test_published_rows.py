@@ -66,6 +66,7 @@ def regression_quantile(level):
     return float(at_mean * scale - slope * income.mean()), float(slope)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("level", QUANTILES)
 def test_engel(level):
     intercept, slope = regression_quantile(level)

@@ -36,6 +36,7 @@ def conjugate(design: Tensor, outcome: Tensor, weight: Tensor, row: Tensor) -> t
     return torch.linalg.solve(precision, weight * design.mT @ (row * outcome)), torch.linalg.inv(precision)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("shift", [1.0, 1.7], ids=["at the draws' weight", "at another weight"])
 @pytest.mark.parametrize("kind", ["weightings", "data sets"])
 def test_conjugate_normals_exactly(kind: str, shift: float) -> None:
@@ -120,6 +121,7 @@ def test_a_wrong_step_to_another_weight_fails(monkeypatch) -> None:
         test_conjugate_normals_exactly("weightings", 1.7)
 
 
+@pytest.mark.calibration
 def test_a_skewed_posterior_against_a_sampler(limit) -> None:
     """The scale of a normal by minus its log density: a positive parameter, few data, not normal at all."""
     x = 3.0 * normal(2, 6)
@@ -164,6 +166,7 @@ def test_a_narrow_proposal_is_fitted_anew(monkeypatch) -> None:
     assert float(error) < 4.3 / math.sqrt(0.3 * 2048)
 
 
+@pytest.mark.calibration
 def test_levels_rise_with_the_weight() -> None:
     x = normal(N)
     posterior = GibbsPosterior(Flat(), losses.Absolute(), x)
@@ -175,6 +178,7 @@ def test_levels_rise_with_the_weight() -> None:
     assert float(levels[-1].mean()) > float(levels[0].mean()) + 0.1
 
 
+@pytest.mark.calibration
 def test_losses_do_not_depend_on_chunks(monkeypatch) -> None:
     import bayeskit.inference.generalized._coverage as module
 
@@ -185,6 +189,7 @@ def test_losses_do_not_depend_on_chunks(monkeypatch) -> None:
         torch.testing.assert_close(whole.losses(whole.draws), whole.points.loss, rtol=0, atol=1e-12)
 
 
+@pytest.mark.calibration
 def test_seeds_repeat_and_differ() -> None:
     posterior = GibbsPosterior(Flat(), losses.Absolute(), normal(N))
     state = torch.get_rng_state()

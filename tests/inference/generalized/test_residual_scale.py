@@ -47,6 +47,7 @@ def made(loss, labels=LABELS, prior=None):
     return GibbsPosterior(prior or Flat((2,)), loss, (X, labels), compile=False)
 
 
+@pytest.mark.calibration
 def test_a_wrapper_that_names_its_residuals_is_smoothed_as_what_it_wraps():
     plain, wrapped = made(HINGE), made(Frank(HINGE))
     assert torch.equal(residual_spread(wrapped, AT), residual_spread(plain, AT))

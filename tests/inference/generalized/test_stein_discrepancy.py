@@ -99,6 +99,7 @@ def test_stein_identity_fails_without_the_derivative():
     assert abs(stein_mean(loss, torch.tensor(-1.5, dtype=torch.float64))) > 1e-2
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("form", ["none", "datum", "entries"])
 def test_stein_kernel_against_its_definition(kernel, form):

@@ -27,6 +27,7 @@ class Shrunk(LeaveOneOut):
         return WeightedPoints(values, 0.9 * weights)
 
 
+@pytest.mark.calibration
 def test_the_table_tells_exact_from_biased_from_unbiased():
     estimators = [gradients.Enumeration(), LeaveOneOut(2), Shrunk(2), gradients.UnorderedSet(5)]
     found = gradients.compare_estimators(LOGITS, VALUES, estimators, num_replicates=20_000, seed=1)
@@ -39,6 +40,7 @@ def test_the_table_tells_exact_from_biased_from_unbiased():
     assert "20000 replicates" in repr(found) and "LeaveOneOut" in repr(found)
 
 
+@pytest.mark.calibration
 def test_variances_are_those_of_the_reference(limit):
     estimators = [gradients.ScoreFunction(), LeaveOneOut(2), gradients.UnorderedSet(2)]
     for shift, expected in ((0.0, (1.8500, 2.8096, 0.6681)), (10.0, (80.2552, 2.8096, 25.2729))):
@@ -87,6 +89,7 @@ def test_a_bias_beside_a_larger_problem_is_seen():
 EXACT = [gradients.UnorderedSet(5), gradients.RaoBlackwell(5), gradients.UnorderedSet(5, baseline=True)]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("values", [torch.ones(5).double(), VALUES + 1e6, VALUES + 1e8], ids=["ones", "1e6", "1e8"])
 def test_exact_estimators_are_exact_whatever_the_mean(values):
     found = gradients.compare_estimators(LOGITS, values, [*EXACT, LeaveOneOut(2)], num_replicates=2000)

@@ -63,6 +63,7 @@ def z_scores(estimator, distribution, f, seed=0, replicates=REPLICATES):
     return next(iter(found.results.values())).z.nan_to_num(0.0)  # where nothing was drawn, there is nothing to see
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 def test_estimators_have_no_bias(estimator, problem, limit):
@@ -71,6 +72,7 @@ def test_estimators_have_no_bias(estimator, problem, limit):
     assert float(z.abs().max()) < limit(z.numel())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_larger_sets_whose_ratios_are_integrals_have_no_bias(problem, limit):
     distribution, f = PROBLEMS[problem]
@@ -171,6 +173,7 @@ def test_forms_of_a_distribution_agree(kind):
     torch.testing.assert_close(found, exact, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.calibration
 def test_autoregressive_sequences_are_enumerated_and_drawn(limit):
     start = torch.tensor([0.2, -0.3], dtype=DTYPE, requires_grad=True)
     step = torch.tensor([[1.0, -1.0], [0.3, 0.9]], dtype=DTYPE, requires_grad=True)

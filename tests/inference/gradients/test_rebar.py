@@ -73,6 +73,7 @@ def z_scores(estimator, problem, seed=0):
     return (found.mean(0) - exact) / (found.std(0) / REPLICATES**0.5)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: f"{type(e).__name__}-{e.temperature}")
 def test_no_bias_against_enumeration(estimator, problem, limit):

@@ -236,6 +236,7 @@ def test_codes_too_improbable_for_a_number(estimator, num_variables):
     assert bool(gradient.isfinite().all()) and bool((gradient != 0).any())
 
 
+@pytest.mark.calibration
 def test_draws_outside_of_improbable_points_are_different_from_these():
     space = space_of(torch.distributions.Independent(torch.distributions.Bernoulli(torch.full((1200,), 0.5)), 1))
     kept = torch.zeros(3, 1200, dtype=torch.int64)

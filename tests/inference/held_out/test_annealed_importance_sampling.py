@@ -65,6 +65,7 @@ def relative_bias(case, **settings):
 SMALL = {"num_temperatures": 8, "num_chains": 4, "batch_size": 500}
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("initial", ["guide", "prior"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_estimate_of_the_likelihood_is_unbiased(case, initial, limit):
@@ -88,6 +89,7 @@ def test_weights_that_depend_on_the_move_are_noticed(monkeypatch, limit):
     assert abs(relative_bias("normal", initial="prior", **SMALL)) > limit()
 
 
+@pytest.mark.calibration
 def test_agrees_with_the_exact_likelihood_of_a_linear_vae_and_beats_importance_sampling(limit):
     generator = new_generator(0, stream="data")
     x = torch.randn(200, 8, generator=generator, dtype=DOUBLE) @ torch.randn(8, 8, generator=generator, dtype=DOUBLE)
@@ -145,6 +147,7 @@ def test_chains_that_disagree_are_not_trusted():
     assert "disagree" in result.warnings[0]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("scale", "trusted"), [(0.2, False), (0.9, True)])
 def test_a_narrow_guide_whose_few_chains_understate_their_errors_is_noticed(scale, trusted, limit):
     def narrow(x):

@@ -56,6 +56,7 @@ def test_both_directions_are_unbiased(simulated, initial, limit):
     assert bounds.gap > 3 * bounds.gap_standard_error
 
 
+@pytest.mark.calibration
 def test_more_temperatures_close_the_gap():
     short, long = (bidirectional_annealing(model, guide, X, **SMALL | {"num_temperatures": n}).gap for n in (3, 40))
     assert abs(long) < short / 3

@@ -25,6 +25,7 @@ def z_scores(result, log_likelihood):
     return (result.log_likelihood - log_likelihood) / result.pointwise_standard_error
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", ["bridge_sampling", "laplace_importance_sampling"])
 def test_agrees_with_the_exact_likelihood_of_a_linear_vae(linear_vae, method, limit):
     vae, x = linear_vae
@@ -35,6 +36,7 @@ def test_agrees_with_the_exact_likelihood_of_a_linear_vae(linear_vae, method, li
     assert all(p.requires_grad and p.grad is None for p in vae.parameters())
 
 
+@pytest.mark.calibration
 def test_a_wrong_scale_of_the_likelihood_is_noticed(linear_vae, limit):
     vae, x = linear_vae
     log_likelihood = vae.log_likelihood(x).detach()
@@ -46,6 +48,7 @@ def test_a_wrong_scale_of_the_likelihood_is_noticed(linear_vae, limit):
     assert float(z_scores(result, log_likelihood).abs().max()) > limit(len(x))
 
 
+@pytest.mark.calibration
 def test_parameters_of_functions_are_fixed_meanwhile(limit):
     scale = torch.tensor(0.0, dtype=DOUBLE, requires_grad=True)
 
@@ -65,6 +68,7 @@ def test_parameters_of_functions_are_fixed_meanwhile(limit):
     assert scale.requires_grad
 
 
+@pytest.mark.calibration
 def test_what_cannot_be_taken_apart_is_refused(linear_vae):
     vae, x = linear_vae
     with pytest.raises(DataError, match="leading dimension"):

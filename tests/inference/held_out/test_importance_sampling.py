@@ -79,6 +79,7 @@ def test_a_weight_with_the_wrong_sign_of_the_guide_is_noticed(linear_vae, monkey
     assert float(z_scores(result, vae.log_likelihood(x).detach()).abs().max()) > limit(30)
 
 
+@pytest.mark.calibration
 def test_standard_errors_are_those_of_replicates():
     x = torch.full((4000,), 1.5, dtype=DOUBLE)
     result = importance_sampling(model, guide, x, num_samples=100, seed=3, batch_size=1000)

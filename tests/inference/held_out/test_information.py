@@ -70,6 +70,7 @@ def test_chunks_change_nothing_and_a_mixture_without_its_weight_is_noticed(monke
     assert abs(half.value - by_quadrature()[0]) > limit() * half.standard_error
 
 
+@pytest.mark.calibration
 def test_replicates_give_the_standard_error():
     found = [mutual_information(model, guide, X, num_samples=4, seed=seed) for seed in range(200)]
     spread = float(torch.tensor([f.value for f in found], dtype=DOUBLE).std())

@@ -146,6 +146,7 @@ def marginal(name):
     return bk.marginalize(target, sites), exact, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_conjugate_pairs_are_integrated_exactly(name):
     target, exact, said = marginal(name)
@@ -163,6 +164,7 @@ def test_conjugate_pairs_are_integrated_exactly(name):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["gamma-Poisson", "beta-binomial", "Dirichlet-categorical", "inverse gamma-normal"])
 def test_draws_of_the_sites_have_their_exact_distribution(name, limit):
     target, _, _ = marginal(name)
@@ -195,6 +197,7 @@ def test_draws_of_the_sites_have_their_exact_distribution(name, limit):
         assert float(products.abs().max()) < limit(5)
 
 
+@pytest.mark.calibration
 def test_the_evidence_of_a_conjugate_marginal_is_exact(limit):
     """Of one group, by quadrature of the known likelihood."""
 
@@ -220,6 +223,7 @@ def test_the_evidence_of_a_conjugate_marginal_is_exact(limit):
     assert (correction.log_ratio, correction.standard_error, correction.trusted) == (0.0, 0.0, True)
 
 
+@pytest.mark.calibration
 def test_what_is_nearly_conjugate_is_not_taken_for_it():
     def model(y):
         a, b = two_shapes()
@@ -238,6 +242,7 @@ def test_what_is_nearly_conjugate_is_not_taken_for_it():
         assert (target.is_exact, target.curvature) == (False, "6 groups of 1")
 
 
+@pytest.mark.calibration
 def test_a_vector_without_an_integral_fails_alone():
     def model(y):
         a = pyro.sample("a", dist.Normal(0.0, 0.3))
@@ -286,6 +291,7 @@ def single(prior, likelihood, y):
     return target, exact
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("vague", [1.0, 0.1, 0.01])
 @pytest.mark.parametrize("name", ["gamma", "inverse gamma", "beta"])
 def test_vague_conjugate_priors(name, vague):
@@ -306,6 +312,7 @@ def test_vague_conjugate_priors(name, vague):
     torch.testing.assert_close(target.log_likelihood(u), exact(u, 45.0), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("count", [1e2, 1e5, 1e9])
 def test_a_prior_that_data_swamp_may_pass_but_is_not_lost(count):
     """A lognormal rate beside a Poisson count: no gamma distribution, but one may be as close as rounding."""
@@ -320,6 +327,7 @@ def test_a_prior_that_data_swamp_may_pass_but_is_not_lost(count):
         assert target.curvature == "dense, 1"
 
 
+@pytest.mark.calibration
 def test_a_likelihood_that_saturates_is_not_conjugate():
     target, _ = single(
         lambda a: dist.Gamma(2.0 + 0 * a, 1.0),

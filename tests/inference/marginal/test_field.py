@@ -4,10 +4,12 @@ import math
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from hierarchies import FLOAT, HEIGHTS, at, gradient_error, marginal, points, rows
 
 
+@pytest.mark.calibration
 def test_rates_that_round_to_nothing_are_concave():
     """With a vague intercept some draws from the prior have rates of 1e-13 and less, whose curvature is rounding."""
 
@@ -45,6 +47,7 @@ def smooth(y, white=False):
         pyro.sample("y", dist.Poisson(rate.exp()), obs=y)
 
 
+@pytest.mark.long
 def test_a_gaussian_field_is_that_of_standard_normal_coordinates(limit):
     y = torch.tensor([0.0, 2, 1, 0, 4, 7, 3, 1, 0, 1], dtype=FLOAT)
     field, white = marginal(smooth, ["field"], y), marginal(smooth, ["field"], y, True)
@@ -81,6 +84,7 @@ def test_a_field_with_normal_data_is_exact():
 ROOT = torch.eye(5, dtype=FLOAT) + 0.3 * torch.randn(5, 5, generator=torch.Generator().manual_seed(6), dtype=FLOAT)
 
 
+@pytest.mark.calibration
 def test_a_field_of_independent_coordinates_is_corrected_as_such():
     """The prior is multivariate normal with a diagonal covariance, or a plate of normal ones."""
 
@@ -112,6 +116,7 @@ def heavy(y):
         pyro.sample("y", dist.StudentT(3.0, f, 0.5), obs=y)
 
 
+@pytest.mark.calibration
 def test_a_likelihood_that_is_not_log_concave_takes_the_dense_way():
     target = marginal(heavy, ["f"], HEIGHTS)
     assert "dense" in target.curvature

@@ -14,6 +14,7 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference.marginal import _hessian as hessian
 
 
+@pytest.mark.calibration
 def test_groups_and_chains_are_found():
     def model(y):
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
@@ -37,6 +38,7 @@ def test_groups_and_chains_are_found():
     assert float(more.log_likelihood(u[:1])) == pytest.approx(float(total + without), rel=1e-7)
 
 
+@pytest.mark.calibration
 def test_a_random_walk_is_coloured():
     def model(y):
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
@@ -93,6 +95,7 @@ def bent(y):
         pyro.sample("y", dist.Poisson(x.exp()), obs=y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "bandwidth"), [(walk, 1), (bent, 2)])
 def test_a_long_chain_has_the_value_and_the_gradient_of_a_dense_one(model, bandwidth, monkeypatch):
     y = torch.poisson(torch.full((101,), 1.5), generator=torch.Generator().manual_seed(4)).to(FLOAT)
@@ -108,6 +111,7 @@ def test_a_long_chain_has_the_value_and_the_gradient_of_a_dense_one(model, bandw
     torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.calibration
 def test_long_groups_are_found_without_a_dense_pattern():
     y = torch.poisson(torch.full((150,), 1.5), generator=torch.Generator().manual_seed(4)).to(FLOAT)
     target = marginal(counted, ["effect"], y)

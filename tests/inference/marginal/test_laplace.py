@@ -34,6 +34,7 @@ def pulled(y, together=False):
     pyro.factor("data", 0.5 * pull * (z.sum().square() / len(y) if together else z.square().sum()))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("y", "scale", "known", "error"),
     [(1, 1.0, -1.475985, 0.0022), (1, 2.0, -1.845893, -0.0228), (0, 1.0, None, 0.0078)],
@@ -61,6 +62,7 @@ def test_the_error_of_one_count_is_that_of_laplace(y, scale, known, error):
     assert correction.standard_error == 0
 
 
+@pytest.mark.calibration
 def test_a_rotation_of_independent_groups_is_dense_and_changes_nothing():
     y = torch.poisson(torch.full((30,), 2.0), generator=torch.Generator().manual_seed(1)).to(FLOAT)
     rotation = torch.linalg.qr(torch.randn(30, 30, generator=torch.Generator().manual_seed(2), dtype=FLOAT))[0]
@@ -80,6 +82,7 @@ HIERARCHIES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HIERARCHIES)
 def test_gradients_are_those_of_the_approximation(name):
     model, sites, y, curvature = HIERARCHIES[name]
@@ -95,6 +98,7 @@ def test_gradients_are_those_of_the_approximation(name):
     torch.testing.assert_close(by_parts, target.value_and_grad(u, 0.3)[1], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.calibration
 def test_mutation_a_gradient_without_the_determinant_is_noticed(monkeypatch):
     def without(self, r, z, weights):
         return torch.zeros_like(r), torch.zeros_like(z)
@@ -104,6 +108,7 @@ def test_mutation_a_gradient_without_the_determinant_is_noticed(monkeypatch):
     assert gradient_error(target, points(target, 2, 0.5)) > 1e-3
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("together", "num_directions"), [(False, 5), (True, 1)])
 def test_a_chain_without_a_mode_leaves_the_others_as_they_are(together, num_directions):
     target = marginal(pulled, ["z"], HEIGHTS, together)

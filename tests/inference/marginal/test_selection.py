@@ -20,6 +20,7 @@ def two_humps(y):
         pyro.sample("y", dist.Normal(z.square(), 0.5), obs=y)
 
 
+@pytest.mark.long
 def test_several_modes_are_flagged_and_estimates_repeat_it():
     with pytest.warns(AccuracyWarning, match="density of 'z' has several modes given the other sites"):
         target = marginal(two_humps, ["z"], HEIGHTS.abs() + 2)
@@ -30,6 +31,7 @@ def test_several_modes_are_flagged_and_estimates_repeat_it():
     assert found.warnings[-1] == target.problems[0]
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("error")
 def test_one_mode_is_not_taken_for_several():
     y = torch.poisson(torch.full((30,), 2.0), generator=torch.Generator().manual_seed(1)).to(FLOAT)
@@ -37,6 +39,7 @@ def test_one_mode_is_not_taken_for_several():
         assert target.problems == ()
 
 
+@pytest.mark.long
 def test_vague_priors_do_not_lead_the_search_astray():
     """All draws from these priors have rates beyond any number, or of nothing."""
 

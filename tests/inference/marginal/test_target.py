@@ -13,6 +13,7 @@ from bayeskit.errors import DrawsError, ModelError, SettingsError, UnknownNameEr
 from bayeskit.inference.marginal import MarginalTarget
 
 
+@pytest.mark.calibration
 def test_values_do_not_depend_on_what_was_evaluated_before():
     target = marginal(counted, ["effect"], COUNTS)
     again = pickle.loads(pickle.dumps(bk.Target.without_graphs(target)))
@@ -23,6 +24,7 @@ def test_values_do_not_depend_on_what_was_evaluated_before():
     assert target.fingerprint() == again.fingerprint()
 
 
+@pytest.mark.calibration
 def test_the_marginal_of_eight_schools_has_its_posterior_and_evidence(limit):
     case = bk.exact.get("eight_schools")
     target = bk.marginalize(case.target(), ["eta"])
@@ -64,6 +66,7 @@ def test_sites_that_cannot_be_integrated_out_are_refused(sites, error, message):
         bk.marginalize(target, sites)
 
 
+@pytest.mark.calibration
 def test_discrete_sites_may_remain_summed_out():
     target = marginal(mixed, ["effect"], HEIGHTS)
     assert isinstance(target, MarginalTarget) and [site.name for site in target.sites] == ["level"]

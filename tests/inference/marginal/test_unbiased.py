@@ -25,6 +25,7 @@ def exact_counts(level, scale, y):
     return float((torch.logsumexp(each, 1) + math.log(28 * scale / 400_000)).sum())
 
 
+@pytest.mark.calibration
 def test_importance_sampling_corrects_dense_groups(limit):
     target = marginal(counted, ["effect"], COUNTS, rotation_of(len(COUNTS)))
     u = target.unconstrain({"level": torch.tensor(0.5), "log_scale": torch.tensor(0.4, dtype=FLOAT)})
@@ -36,6 +37,7 @@ def test_importance_sampling_corrects_dense_groups(limit):
     assert 0 < correction.standard_error < 0.02
 
 
+@pytest.mark.calibration
 def test_wide_integrals_take_finer_panels_or_are_flagged():
     y = torch.zeros(3, dtype=FLOAT)
     target = marginal(counted, ["effect"], y)
@@ -54,6 +56,7 @@ def corrected(model, sites, *args):
     return bk.marginalize(bk.Target.from_pyro(model, *args), sites, correct=True)
 
 
+@pytest.mark.long
 def test_the_corrected_evidence_is_exact(limit):
     target = corrected(counted, ["effect"], COUNTS)
     step = 0.125
@@ -80,6 +83,7 @@ def test_the_corrected_evidence_is_exact(limit):
     assert alone.log_evidence == pytest.approx(shared.log_evidence, abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [0.7, 2.5])
 def test_latents_of_a_corrected_target_have_the_density_itself(scale):
     """One count, at fixed values of the other sites: Kolmogorov's distance to the distribution by quadrature."""
@@ -100,6 +104,7 @@ def test_latents_of_a_corrected_target_have_the_density_itself(scale):
     assert scale < 1 or float(moved.max()) > 8
 
 
+@pytest.mark.calibration
 def test_importance_sampling_draws_the_latents_of_dense_groups(limit):
     target = corrected(counted, ["effect"], COUNTS, rotation_of(len(COUNTS)))
     u = target.unconstrain({"level": torch.tensor(0.5), "log_scale": torch.tensor(0.4, dtype=FLOAT)})
@@ -115,6 +120,7 @@ def test_importance_sampling_draws_the_latents_of_dense_groups(limit):
     assert float(z.abs().max()) < limit(len(COUNTS))
 
 
+@pytest.mark.calibration
 def test_draws_are_weighted_by_the_likelihood_itself():
     """Half of the draws at either of two vectors: after resampling the shares are those of the exact likelihood."""
     target = corrected(counted, ["effect"], COUNTS)
@@ -130,6 +136,7 @@ def test_draws_are_weighted_by_the_likelihood_itself():
     torch.testing.assert_close(draws.log_density, target.whole.log_density(draws.unconstrained))
 
 
+@pytest.mark.calibration
 def test_latents_that_cannot_be_corrected_warn():
     target = corrected(counted, ["effect"], torch.zeros(3, dtype=FLOAT))
     far = at(target, torch.tensor([0.5, 9.0], dtype=FLOAT), 2)
@@ -137,6 +144,7 @@ def test_latents_that_cannot_be_corrected_warn():
         target.with_latents(far, progress=False)
 
 
+@pytest.mark.calibration
 def test_statistics_follow_the_draws_that_are_resampled():
     target = corrected(counted, ["effect"], COUNTS)
     u = points(target, 400, 1.2).reshape(2, 200, 2)
@@ -148,6 +156,7 @@ def test_statistics_follow_the_draws_that_are_resampled():
     assert torch.equal(found.unconstrained[..., :2], u.reshape(400, 2)[kept])
 
 
+@pytest.mark.long
 def test_a_correction_is_applied_once_and_to_draws_of_the_target():
     target = corrected(counted, ["effect"], COUNTS)
     draws = bk.sample(target, num_chains=2, num_warmup=100, num_samples=100, progress=False)

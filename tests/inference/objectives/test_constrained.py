@@ -85,6 +85,7 @@ def train(code, objective, x, steps, lr=0.01):
     return torch.tensor(multipliers)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("constraint", "multiplier"),
     [
@@ -107,6 +108,7 @@ def test_training_reaches_the_rate_distortion_optimum(constraint, multiplier):
     assert abs(float(objective.multiplier) / multiplier - 1) < 1e-3
 
 
+@pytest.mark.calibration
 def test_the_multiplier_settles_where_draws_are_random(limit):
     x, code = gaussian_data().repeat(25, 1), LinearCode(dist.Normal)
     objective = GECO(MeanSquaredError("x", DISTORTION * DIMENSIONS, summed=True), 4, smoothing=0.9, rate=0.02)
@@ -116,6 +118,7 @@ def test_the_multiplier_settles_where_draws_are_random(limit):
     assert abs(float(multipliers.mean()) - 1 / (2 * DISTORTION)) < limit() * error
 
 
+@pytest.mark.calibration
 def test_a_multiplier_of_the_wrong_sign_misses_the_optimum(monkeypatch):
     """Mutation."""
 

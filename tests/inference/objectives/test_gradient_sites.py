@@ -133,24 +133,28 @@ PAIRS = [
 ]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_two_sites_one_given_the_other(first, second, enumerated, limit):
     _, found = nested(first, second)
     assert largest_z(found, enumerated[3][1]) < limit(13)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("first", "second"), [PAIRS[0], PAIRS[2], PAIRS[4], PAIRS[7], PAIRS[11]])
 def test_several_particles_and_a_subsampled_plate(first, second, enumerated, limit):
     _, found = nested(first, second, num_particles=3, size=12, replicates=6000)
     assert largest_z(found, enumerated[12][1]) < limit(13)
 
 
+@pytest.mark.calibration
 def test_all_points_are_the_same_as_enumeration(enumerated):
     loss, found = nested(by(Enumeration()), by(Enumeration()), seed=1)
     assert abs(loss - enumerated[3][0]) < 1e-10 * abs(loss)
     assert torch.allclose(found, enumerated[3][1], atol=1e-10, rtol=0)
 
 
+@pytest.mark.calibration
 def test_a_density_that_ignores_where_a_point_lies_is_noticed(monkeypatch, enumerated, limit):
     def rounded(name, fn, value):
         if fn.event_shape:
@@ -162,6 +166,7 @@ def test_a_density_that_ignores_where_a_point_lies_is_noticed(monkeypatch, enume
     assert largest_z(found, enumerated[3][1]) > limit(13)
 
 
+@pytest.mark.calibration
 def test_a_control_variate_with_another_mean_is_noticed(enumerated, limit):
     def wrong(distribution):
         return 2.0 * distribution.probs.detach()
@@ -170,6 +175,7 @@ def test_a_control_variate_with_another_mean_is_noticed(enumerated, limit):
     assert largest_z(found, enumerated[3][1]) > limit(13)
 
 
+@pytest.mark.calibration
 def test_a_control_variate_weighs_as_the_draws_that_it_depends_on(enumerated, monkeypatch):
     """A control variate near the cost lowers the variance; counted twice it lowers it less."""
     good = by(ControlVariate(lambda bit: -6.0 + 0.0 * bit, lambda q: -6.0 + 0.0 * q.probs))
@@ -182,6 +188,7 @@ def test_a_control_variate_weighs_as_the_draws_that_it_depends_on(enumerated, mo
     assert float(doubly) > float(with_it)
 
 
+@pytest.mark.calibration
 def test_a_baseline_that_sees_its_own_draw_is_noticed(enumerated, limit):
     _, found = nested(by(ScoreFunction(1, lambda values: values.mean(0))), PARALLEL)
     assert largest_z(found, enumerated[3][1]) > limit(13)

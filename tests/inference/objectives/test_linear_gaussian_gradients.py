@@ -110,6 +110,7 @@ def test_the_importance_weighted_bound_rises_to_the_log_marginal_likelihood():
     assert 0 < LOG_MARGINAL - values[4096] < 1e-4
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("objective", "count", "power"),
     [

@@ -117,6 +117,7 @@ def test_chunks_change_nothing_but_memory(options):
     assert torch.equal(gradients[0], gradients[1])
 
 
+@pytest.mark.calibration
 def test_particles_one_by_one_follow_the_same_law(limit):
     """Models that cannot be broadcast: same bound, drawn in a loop."""
     pair = Pair()

@@ -57,6 +57,7 @@ def exact_gradient(weight, a, b):
     return torch.autograd.grad((weight * kl_divergence(posterior, prior) - expected).sum(), [a, b])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_at_one_temperature_the_thermodynamic_gradient_is_that_of_the_lower_bound(name, limit):
     (around, weight), (a, b) = WEIGHTS[name], parameters()
@@ -179,6 +180,7 @@ def test_doubly_reparameterised_gradients_take_points_for_draws_only_where_they_
     pyro.clear_param_store()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_chains_of_no_steps_have_no_gradient(name, limit):
     """The loss is a difference of two equal means, whatever a site counts for."""

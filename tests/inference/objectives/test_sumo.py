@@ -155,6 +155,7 @@ def value_and_slope(objective: SUMO, problem: Problem) -> Tensor:
     return torch.stack([value.detach(), -torch.autograd.grad(loss, problem.slope)[0]])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("tail", "first"), [(ReciprocalTail(cap=40), 1), (GeometricTail(0.95, cap=60), 4)])
 def test_value_and_model_gradient_are_those_of_the_last_bound(tail, first, limit):
     mean, error = stratified(tail, first, tail.cap, 1_000, value_and_slope)
@@ -170,6 +171,7 @@ def test_the_last_bound_is_the_log_marginal_likelihood():
     assert abs(float(x) + 0.5) < 1e-5
 
 
+@pytest.mark.calibration
 def test_a_long_tail_estimates_the_log_marginal_likelihood(limit):
     tail, first = GeometricTail(0.98, cap=250), 4
     last = float(exact_bound(first + 250)[0])
@@ -271,6 +273,7 @@ def score(objective: SUMO, problem: Problem) -> Tensor:
     return torch.stack(torch.autograd.grad(value.sum(), [problem.slope, x]))
 
 
+@pytest.mark.calibration
 def test_score_of_the_log_marginal_likelihood(limit):
     tail = GeometricTail(0.95, cap=80)
     mean, error = stratified(tail, 8, 80, 800, score)
@@ -291,6 +294,7 @@ def entropy_gradient(objective: SUMO, problem: Problem) -> Tensor:
     return torch.autograd.grad(value.sum(), problem.slope)[0]
 
 
+@pytest.mark.calibration
 def test_reverse_divergence_averages_over_the_model(limit):
     mean, error = stratified(GeometricTail(0.9, cap=40), 8, 40, 1_500, entropy_gradient)
     x = torch.linspace(-9, 9, 61, dtype=torch.float64)

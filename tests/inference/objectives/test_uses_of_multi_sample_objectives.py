@@ -75,6 +75,7 @@ def seeded():
         yield
 
 
+@pytest.mark.calibration
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_svi_trains_a_hierarchical_guide(index, dtype):
@@ -107,6 +108,7 @@ def exact_guide(x: Tensor, size: int | None = None) -> None:
         pyro.sample("z2", dist.MultivariateNormal(both, cov.expand(*mean.shape, 2, 2)))
 
 
+@pytest.mark.calibration
 @EVERY
 @pytest.mark.parametrize("settings", [{}, {"chunk_size": 2}, {"vectorize_particles": False}], ids=str)
 def test_at_the_exact_posterior_all_are_the_log_marginal_likelihood(index, settings):

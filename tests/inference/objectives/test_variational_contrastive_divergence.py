@@ -204,6 +204,7 @@ def test_hmc_from_far_away_comes_near_the_symmetrised_divergence(limit):
     assert z_score(draws, SYMMETRISED) < limit()
 
 
+@pytest.mark.calibration
 def test_step_size_is_moved_until_the_acceptance_is_as_wanted(limit):
     n, tail = 500, 50
     model, guide = normal_pair(n, copies(0.0, n), copies(1.0, n))

@@ -44,6 +44,7 @@ def steps_of(result, adaptation):
     return adaptation.tuned(result.state).num_steps
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("metric", ["diagonal", "dense"])
 def test_the_metric_learns_variances_over_seven_orders_of_magnitude(metric, limit):
     scales = [1e-2, 1.0, 30.0]
@@ -62,6 +63,7 @@ def test_the_metric_learns_variances_over_seven_orders_of_magnitude(metric, limi
     assert steps_of(result, adaptation) < math.pi / 2 * scales[-1] / (2 * scales[0])
 
 
+@pytest.mark.calibration
 def test_a_dense_metric_takes_correlation_up_and_a_diagonal_one_needs_longer_trajectories():
     tied, covariance = gaussian([1.0] * 5, 0.95)
     dense, diagonal = (Adaptation(HMC(), 200, num_groups=NUM_GROUPS, metric=kind) for kind in ("dense", "diagonal"))
@@ -87,6 +89,7 @@ def of_few_directions(d):
     return bk.Target.from_functions(lambda u: 0 * u.sum(-1), log_likelihood, d), root
 
 
+@pytest.mark.calibration
 def test_a_metric_of_low_rank_finds_the_directions_that_matter():
     """Of standard deviations from .1 to 30 a diagonal metric leaves nearly all, one of low rank a tenth and less."""
     target, root = of_few_directions(200)
@@ -115,6 +118,7 @@ def test_a_window_keeps_draws_evenly_spread_over_all_of_it():
     assert torch.equal(window.gradients[known], -window.draws[known])
 
 
+@pytest.mark.calibration
 def test_the_longest_axis_sets_the_trajectory(limit):
     # Equicorrelation 0.95 in five dimensions: the largest eigenvalue is 1 + 4 * 0.95 = 4.8.
     tied, covariance = gaussian([1.0] * 5, 0.95)
@@ -158,6 +162,7 @@ def chees_root(jitter):
     return brentq(gradient, 1.0, 2.0)
 
 
+@pytest.mark.calibration
 def test_chees_finds_a_quarter_period_of_a_normal(limit):
     """For a standard normal the change in squared distance is largest where the cosine of the length is zero."""
     target, _ = gaussian([1.0] * 10)
@@ -174,6 +179,7 @@ class _WrongSign(ChEES):
         return super().update(state, before, info._replace(momentum=-info.momentum), *rest)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("rule", [ChEES(), _WrongSign()], ids=["right", "mutated"])
 def test_chees_finds_the_root_where_the_flow_is_exact(rule, limit):
     """Exact positions and momenta on a harmonic oscillator, so that only the stochastic gradient is at work."""
@@ -255,6 +261,7 @@ def test_dual_averaging_finds_the_step_size_of_a_known_curve():
             assert bool(((share > 1) & (share < 1 + 4 / count**0.25)).all()), share
 
 
+@pytest.mark.calibration
 def test_acceptance_comes_near_its_target(limit):
     """The harmonic mean over a group's chains, from which it learns, keeps the wanted mean after warm-up.
 
@@ -273,6 +280,7 @@ def test_acceptance_comes_near_its_target(limit):
         assert abs(float(harmonic.mean()) - wanted) < bias + limit(3, 29) * error, (wanted, harmonic)
 
 
+@pytest.mark.calibration
 def test_groups_adapt_apart(normal_normal, limit):
     """Groups at two temperatures, in turn, each with its own variance."""
     levels = torch.tensor([1e-4, 1.0], dtype=torch.float64).repeat(NUM_GROUPS // 2)

@@ -54,6 +54,7 @@ def skewed_ten():
     return target, mean, covariance
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("metric", ["diagonal", "dense"])
 def test_a_skewed_correlated_target_in_ten_dimensions(skewed_ten, limit, metric):
     target, mean, covariance = skewed_ten
@@ -61,6 +62,7 @@ def test_a_skewed_correlated_target_in_ten_dimensions(skewed_ten, limit, metric)
     check(draws.unconstrained, mean, covariance, limit)
 
 
+@pytest.mark.calibration
 def test_a_wrong_jacobian_is_noticed(skewed_ten, limit):
     """The mutation: the term linear in the logarithm, which the change of variables brings, a twentieth too small."""
     target, mean, covariance = skewed_ten
@@ -73,6 +75,7 @@ def test_a_wrong_jacobian_is_noticed(skewed_ten, limit):
     assert score > limit(count)
 
 
+@pytest.mark.calibration
 def test_an_ill_conditioned_normal_in_a_hundred_dimensions(limit):
     """Standard deviations from 0.01 to 1 along random axes: condition number 10,000."""
     generator = torch.Generator().manual_seed(3)
@@ -104,6 +107,7 @@ def funnel(centred):
     return bk.Target.from_pyro(model, torch.zeros((), dtype=torch.float64))
 
 
+@pytest.mark.calibration
 def test_a_funnel_without_centres(limit):
     """The logarithm of |x| is v / 2 + log |z|, whose moments are known."""
     draws = bk.sample(funnel(centred=False), 128, 200, 250, seed=2, progress=False)
@@ -117,11 +121,13 @@ def test_a_funnel_without_centres(limit):
     check(torch.cat([v, size], -1), mean, covariance, limit)
 
 
+@pytest.mark.calibration
 def test_a_centred_funnel_flags_itself():
     with pytest.warns(SamplingWarning, match="diverged|disagree"):
         bk.sample(funnel(centred=True), 4, 100, 200, seed=2, reparameterize=False, progress=False)
 
 
+@pytest.mark.calibration
 def test_a_posterior_on_the_simplex(limit):
     """Dirichlet prior, multinomial counts: the posterior is Dirichlet."""
     prior, counts = torch.tensor([0.5, 1.0, 2.0, 1.5]), torch.tensor([0.0, 3.0, 11.0, 1.0])
@@ -140,6 +146,7 @@ def test_a_posterior_on_the_simplex(limit):
     check(draws.values()["p"][..., :3], mean[:3], covariance[:3, :3], limit)
 
 
+@pytest.mark.calibration
 def test_a_correlation_matrix_with_a_tilted_prior(limit):
     """LKJ(1.2) times the determinant to the power 1.3 is LKJ(2.5); a correlation's variance is 1 / (2 eta + d - 1)."""
 
@@ -157,6 +164,7 @@ def test_a_correlation_matrix_with_a_tilted_prior(limit):
     check(correlations, torch.zeros(6).double(), variance * torch.eye(6).double(), limit)
 
 
+@pytest.mark.calibration
 def test_a_correlation_given_data_against_quadrature(limit):
     generator = torch.Generator().manual_seed(6)
     noise = torch.randn(25, 2, generator=generator, dtype=torch.float64)

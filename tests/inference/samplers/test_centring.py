@@ -67,6 +67,7 @@ def _centredness(target, seed=0, **settings):
 # -- what is chosen ------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 def test_the_best_centredness_of_a_normal_hierarchy_is_that_of_the_algebra():
     # With scales tau (known) and sigma, x = mu + noise given the data has the slope sigma^2 / (sigma^2 + tau^2) on mu;
     # the diagonal normal distribution fits best where the coordinate x - (1 - c) mu is independent of mu.
@@ -122,6 +123,7 @@ def test_a_scale_that_is_constant_and_a_linear_location_change_nothing():
     assert (best_centredness(x, at, linear=False) < 0.2).all()  # where the metric is diagonal
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "low", "high"), [(1.5, 0.0, 0.4), (0.05, 0.8, 1.0)])
 def test_weak_data_are_not_centred_and_strong_data_are(noise, low, high):
     target = bk.Target.from_pyro(hierarchy, *_data(noise))
@@ -133,6 +135,7 @@ def test_weak_data_are_not_centred_and_strong_data_are(noise, low, high):
 # -- exact answers -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the effective sample size:bayeskit.errors.SamplingWarning")
 def test_a_centred_hierarchy_has_the_moments_of_the_quadrature(limit):
     y, noise = _data(1.5)
@@ -153,6 +156,7 @@ def test_a_centred_hierarchy_has_the_moments_of_the_quadrature(limit):
     assert max(map(abs, scores)) < limit(len(scores), dof=100)  # errors from some hundred visits
 
 
+@pytest.mark.calibration
 def test_draws_are_those_of_the_model_as_it_is_written():
     target = bk.Target.from_pyro(hierarchy, *_data(1.0))
     draws, centredness = _centredness(target, num_warmup=100, num_samples=50)
@@ -164,6 +168,7 @@ def test_draws_are_those_of_the_model_as_it_is_written():
     torch.testing.assert_close(draws["theta"], target.constrain(u)["theta"])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("case", ["linreg10", "eight_schools"])
 def test_models_without_such_sites_are_sampled_as_they_are(case):
     target = exact.get(case).target()
@@ -172,6 +177,7 @@ def test_models_without_such_sites_are_sampled_as_they_are(case):
     assert torch.equal(one.unconstrained, two.unconstrained)
 
 
+@pytest.mark.calibration
 def test_it_can_be_switched_off():
     target = bk.Target.from_pyro(hierarchy, *_data(0.5))
     one = bk.sample(target, num_warmup=60, num_samples=30, progress=False)
@@ -181,6 +187,7 @@ def test_it_can_be_switched_off():
         bk.sample(target, reparameterize="always")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"kernel": NUTS()}, {"metric": "diagonal"}, {"metric": "low_rank"}])
 def test_other_kernels_and_metrics(settings):
     y, noise = _data(1.0)
@@ -199,6 +206,7 @@ class _EndedError(Exception):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("iteration", [1, 40, 99, 120])
 def test_a_run_resumes_bit_for_bit(iteration, tmp_path, monkeypatch):
     y, noise = _data(0.7)
@@ -221,6 +229,7 @@ def test_a_run_resumes_bit_for_bit(iteration, tmp_path, monkeypatch):
     assert resumed.num_gradients == whole.num_gradients
 
 
+@pytest.mark.calibration
 def test_groups_have_coordinates_of_their_own():
     target = bk.Target.from_pyro(hierarchy, *_data(0.7))
     one = bk.sample(target, **_SHORT, num_groups=2)
@@ -229,6 +238,7 @@ def test_groups_have_coordinates_of_their_own():
     torch.testing.assert_close(one.log_prior, target.log_prior(one.unconstrained))
 
 
+@pytest.mark.calibration
 def test_a_stopping_rule_sees_the_coordinates_of_the_model():
     target = bk.Target.from_pyro(hierarchy, *_data(0.7))
     rule = Convergence(effective_draws=100, r_hat=1.1)
@@ -247,6 +257,7 @@ def test_a_stopping_rule_sees_the_coordinates_of_the_model():
     torch.testing.assert_close(log_density, target.log_density(position))
 
 
+@pytest.mark.calibration
 def test_a_warm_up_that_begins_again_begins_in_the_coordinates_of_the_model(monkeypatch):
     target, told = bk.Target.from_pyro(hierarchy, *_data(0.7)), []
 
@@ -263,6 +274,7 @@ def test_a_warm_up_that_begins_again_begins_in_the_coordinates_of_the_model(monk
     torch.testing.assert_close(draws.log_prior, target.log_prior(draws.unconstrained))
 
 
+@pytest.mark.calibration
 def test_gradients_are_counted():
     target = bk.Target.from_pyro(hierarchy, *_data(0.7))
     draws = bk.sample(target, **_SHORT)

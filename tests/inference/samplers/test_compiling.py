@@ -294,6 +294,7 @@ def test_a_step_that_waits_for_the_compiler_is_dropped_and_taken_by_the_next_run
 # -- bits ----------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 def test_values_do_not_depend_on_what_was_compiled_before():
     """The rounding of the compiled graph differs, so that a fresh and a used target would start differently."""
@@ -307,6 +308,7 @@ def test_values_do_not_depend_on_what_was_compiled_before():
     assert not all(torch.equal(a, b) for a, b in zip(target.evaluate(u), first, strict=True))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "run",
     [
@@ -372,6 +374,7 @@ def switch_of(target, settings, monkeypatch):
     return draws, seen.index(True) if True in seen else None
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kernel", [HMC(), NUTS()], ids=["HMC", "NUTS"])
 def test_a_run_compiles_when_what_is_left_repays_it_and_resumes_alike_on_either_side(kernel, tmp_path, monkeypatch):
     # Repaid by some 190 calls; at the first window, 75 transitions are left, of three leapfrog steps at least.
@@ -399,6 +402,7 @@ def test_a_run_compiles_when_what_is_left_repays_it_and_resumes_alike_on_either_
         )
 
 
+@pytest.mark.calibration
 def test_cheap_runs_are_not_compiled_and_temperatures_are_alike(monkeypatch):
     sizes = compiling_shows(monkeypatch, 1e3)
     assert switch_of(exact.get("linreg10").target(), SMALL, monkeypatch)[1] is None and not sizes

@@ -74,6 +74,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["pyro", "module", "functions"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(str(v)[:7] for v in s.values()))
 def test_the_mean_over_all_batches_is_exact(name, settings):
@@ -201,6 +202,7 @@ def normal_mean(**settings):
     )
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("control", ["mode", "svrg"])
 @pytest.mark.parametrize("kernel", [SGLD(0.01), SGHMC(0.05, friction=2.0)], ids=["SGLD", "SGHMC"])
 def test_runs_have_the_variance_without_noise(control, kernel, limit):
@@ -243,6 +245,7 @@ def test_moving_anchors_follow_the_chains():
     assert state.anchor.position.flatten().tolist() == [1.0, 20.0, 2.0]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("settings", [{"control": "svrg"}, {"control": "mode", "weights": "optimal"}])
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch, settings):
     target, path, steps, step = make("pyro", **settings), tmp_path / "run", [], SGLD.step
@@ -262,6 +265,7 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch, settings):
     assert torch.equal(again.unconstrained, whole.unconstrained)
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 def test_compiled_estimates_agree():
     u = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -46,6 +46,7 @@ DEVICES = [
 ]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("device", DEVICES)
 def test_draws_stay_on_their_device(device, limit):
     case = exact.get("linreg10")
@@ -55,6 +56,7 @@ def test_draws_stay_on_their_device(device, limit):
     assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("exchange", [False, True])
 def test_ladders_stay_on_their_device(device, exchange, limit):
@@ -216,6 +218,7 @@ def looks_of_a_full_tree(max_depth):
     return sum(1 + (2**depth - 1) // LEAVES_PER_LOOK_ELSEWHERE for depth in range(max_depth))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("metric", metrics(), ids=["diagonal", "dense"])
 @pytest.mark.parametrize("max_depth", [3, 5])
 def test_nuts_looks_only_to_see_whether_any_tree_still_grows(target, metric, max_depth):
@@ -229,6 +232,7 @@ def test_nuts_looks_only_to_see_whether_any_tree_still_grows(target, metric, max
     assert counted(kernel, target, state, growing, turned)[:2] == (2, 0)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("kernel", "reads"),
     [(HMC(0.1, num_steps=2), 1), (NUTS(0.1, max_depth=2), looks_of_a_full_tree(2))],
@@ -250,6 +254,7 @@ def test_warm_up_looks_once_at_most(target, kernel, reads, metric):
         assert found == [reads + (i + 1 in [*ends, 20]) + (i + 1 in ends) * (1 + (metric == "dense")), 0]
 
 
+@pytest.mark.calibration
 def test_exchanges_look_at_nothing(target, monkeypatch):
     """The looks of a warm-up are those of its steps and windows; prior draws come from the host a block at a time."""
     block = 16
@@ -277,6 +282,7 @@ def test_a_frozen_stage_looks_at_nothing(target, num_steps, num_moves):
         assert counted(stage, target, state)[:2] == (0, 0)
 
 
+@pytest.mark.calibration
 def test_a_pilot_looks_twice_a_stage_and_once_a_move(target):
     """Whether it is the last stage; at the step size; then at step size and acceptance, and whether it moves again."""
     particles = SMCState(
@@ -330,6 +336,7 @@ def minibatches(order):
     )
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("order", [Epochs(), IndependentRows()], ids=["epochs", "independent"])
 @pytest.mark.parametrize("kernel", STOCHASTIC_GRADIENT, ids=lambda k: type(k).__name__)
 def test_stochastic_gradients_look_at_nothing(kernel, order):

@@ -84,6 +84,7 @@ def test_divergences_are_placed_where_they_gather(noise, target):
     assert "gather" not in said and "raise target_acceptance" in said
 
 
+@pytest.mark.calibration
 def test_a_rare_divergence_counts_unless_the_scales_of_the_model_are_known_to_their_ends():
     def spread(of_scale):
         scale = pyro.sample("scale", of_scale)
@@ -100,6 +101,7 @@ def test_a_rare_divergence_counts_unless_the_scales_of_the_model_are_known_to_th
             assert bool(problems(draws, 256)) == (count > allowed)
 
 
+@pytest.mark.calibration
 def test_a_density_that_is_no_number_is_named_with_its_site():
     def half_a_disc():
         x = pyro.sample("x", dist.Normal(torch.zeros((), dtype=DOUBLE), 1.0))

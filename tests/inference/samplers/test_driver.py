@@ -335,6 +335,7 @@ class _Interrupting(bk.Target):
         return counted
 
 
+@pytest.mark.calibration
 def test_ctrl_c_returns_the_draws_that_are_done():
     target = exact.get("linreg10").target()
     counting = _Interrupting(target, 0)  # never
@@ -352,6 +353,7 @@ def test_ctrl_c_during_warm_up_has_nothing_to_return():
         bk.sample(_Interrupting(exact.get("linreg10").target(), 30), 4, 50, 400, seed=1, progress=False)
 
 
+@pytest.mark.calibration
 def test_ctrl_c_ends_a_comparison_and_the_next_call_goes_on(tmp_path):
     """Where several runs follow each other, the first Ctrl-C has to end them all."""
     target = exact.get("beta_binomial").target()
@@ -378,6 +380,7 @@ def test_a_time_budget_too_short_for_the_warm_up_says_so(tmp_path):
     assert torch.equal(resumed.unconstrained, bk.sample(target, 4, 50, 50, progress=False).unconstrained)
 
 
+@pytest.mark.calibration
 def test_draws_count_the_seconds_of_all_parts(tmp_path, monkeypatch):
     ticks = itertools.count()  # a clock that moves whenever it is read, however busy the machine
     monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: float(next(ticks)))
@@ -404,6 +407,7 @@ def test_the_text_that_is_shown_does_not_change_the_draws():
     assert torch.equal(positions("one text", ""), positions("another", "one text"))
 
 
+@pytest.mark.calibration
 def test_a_run_stops_once_it_has_converged():
     target = exact.get("linreg10").target()
     stop = Convergence(effective_draws=300, check_every=50)

@@ -106,6 +106,7 @@ def test_what_smc_has_done_is_returned(phase, clock, monkeypatch, tmp_path):
     assert resumed.draws.seconds == LONG  # of both parts; the clock stood still otherwise
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("algorithm", [AdaptiveTempering, Replicates, NestedSampler, StochasticGradientRun])
 def test_ctrl_c_in_the_last_step_is_heard_and_returns_everything(algorithm, monkeypatch):
     """Whoever follows several runs up has to hear it, though this one is complete."""

@@ -29,6 +29,7 @@ def scores(draws):
     return [abs(float((s.mean() - t) / (s.std() / effective_sample_size(s).sqrt()))) for s, t in truths]
 
 
+@pytest.mark.calibration
 def test_moments_of_a_skewed_correlated_target(skewed, limit):
     draws = sample_with_pyro(skewed, 2, 100, 300, seed=1, progress=False)
     assert max(scores(draws)) < limit(4)
@@ -41,6 +42,7 @@ def test_moments_of_a_skewed_correlated_target(skewed, limit):
     assert set(draws.to_datasets()["sample_stats"]) >= {"diverging", "tree_depth", "n_steps", "lp"}
 
 
+@pytest.mark.calibration
 def test_the_moments_notice_a_gradient_that_fits_another_potential(skewed, limit, monkeypatch):
     evaluate = foreign._Potential.evaluate
 
@@ -53,6 +55,7 @@ def test_the_moments_notice_a_gradient_that_fits_another_potential(skewed, limit
     assert max(scores(draws)) > limit(4)
 
 
+@pytest.mark.calibration
 def test_a_model_that_cannot_be_batched(limit):
     """y ~ N(mean, 1), the mean folded at zero by a Python branch: the posterior has two mirrored halves."""
 
@@ -148,6 +151,7 @@ def interrupt_at(patch, iteration, what=lambda: os.kill(os.getpid(), signal.SIGI
     patch.setattr(foreign.PyroNUTS, "sample", counted)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("seconds", [0.0, 1e6])
 def test_ctrl_c_returns_complete_chains_and_the_next_call_goes_on_bit_for_bit(tmp_path, monkeypatch, whole, seconds):
     settings = RUN | {"checkpoint": tmp_path / "state", "checkpoint_seconds": seconds}
@@ -168,6 +172,7 @@ def test_ctrl_c_returns_complete_chains_and_the_next_call_goes_on_bit_for_bit(tm
     assert_same(sample_with_pyro(target, **settings), whole)  # all is in the file
 
 
+@pytest.mark.calibration
 def test_where_no_chain_is_complete_the_draws_of_the_first_are_returned(tmp_path, monkeypatch, whole):
     settings = RUN | {"checkpoint": tmp_path / "state"}
     target = bk.exact.get("linreg10").target()
@@ -180,6 +185,7 @@ def test_where_no_chain_is_complete_the_draws_of_the_first_are_returned(tmp_path
     assert_same(sample_with_pyro(target, **settings), whole)
 
 
+@pytest.mark.calibration
 def test_a_time_budget_is_looked_at_in_every_iteration(monkeypatch, whole):
     now = [0.0]
     monkeypatch.setattr("bayeskit.inference.samplers._driver.time.monotonic", lambda: now[0])

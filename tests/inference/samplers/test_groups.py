@@ -90,6 +90,7 @@ def test_what_a_target_was_used_for_before_does_not_matter(target, monkeypatch):
     assert same(serial, bk.sample(used, **SHORT, num_groups=2, num_jobs=2))
 
 
+@pytest.mark.calibration
 def test_groups_sample_the_posterior(target, limit):
     case = bk.exact.get("linreg10")
     draws = bk.sample(target, 8, 150, 300, seed=1, num_groups=2, progress=False)
@@ -129,6 +130,7 @@ class Mortal(HMC):
         return super().step(target, state, generator=generator)
 
 
+@pytest.mark.calibration
 def test_a_killed_worker_changes_nothing(target, tmp_path):
     log, keep = tmp_path / "log", {"checkpoint": tmp_path / "run", "checkpoint_seconds": 0}
     calm = bk.sample(target, **SHORT, num_groups=2, kernel=Mortal(log=str(tmp_path / "calm")))
@@ -139,6 +141,7 @@ def test_a_killed_worker_changes_nothing(target, tmp_path):
     assert log.stat().st_size == steps + 1  # only the step it died in was repeated
 
 
+@pytest.mark.calibration
 def test_groups_resume_from_a_folder(quick, tmp_path):
     whole = bk.sample(quick, **SHORT, num_groups=2)
     folder = tmp_path / "run"
@@ -182,6 +185,7 @@ def interrupted_at(call, monkeypatch):
     monkeypatch.setattr(Chains, "advance", interrupts)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("call", "chains", "draws"),
     [
@@ -199,6 +203,7 @@ def test_ctrl_c_returns_what_is_worth_most(quick, monkeypatch, call, chains, dra
     assert (done.num_chains, done.num_draws, done.settings["ending"]) == (chains, draws, "interrupted")
 
 
+@pytest.mark.calibration
 def test_ctrl_c_before_any_draw_is_raised(quick, monkeypatch):
     interrupted_at(10, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
@@ -228,6 +233,7 @@ TOO_LONG = [
 ]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("calls", "chains", "draws", "endings"), TOO_LONG)
 def test_a_time_budget_returns_what_is_worth_most(quick, monkeypatch, calls, chains, draws, endings):
     passes_time(calls, monkeypatch)
@@ -240,6 +246,7 @@ def test_a_time_budget_returns_what_is_worth_most(quick, monkeypatch, calls, cha
     assert done.settings["endings"] == endings
 
 
+@pytest.mark.calibration
 def test_groups_that_are_not_worth_joining_cost_draws(quick, monkeypatch):
     """The mutation: every group that has draws is kept."""
     passes_time({52: 16.0}, monkeypatch)
@@ -262,11 +269,13 @@ def test_no_other_choice_of_groups_has_more_draws():
         assert len(done) * min(len(one.position) for one in done) == max(worth), groups
 
 
+@pytest.mark.calibration
 def test_what_a_group_leaves_of_the_time_goes_to_the_next(quick, monkeypatch):
     passes_time({5: 2.0, 35: 13.0}, monkeypatch)
     assert bk.sample(quick, **SHORT, num_groups=2, time_budget=16.0).settings["endings"] == ["finished"] * 2
 
 
+@pytest.mark.calibration
 def test_a_time_budget_that_leaves_nothing_names_all_of_it(quick, tmp_path, monkeypatch):
     limited = {"num_groups": 2, "time_budget": 16.0}
     with monkeypatch.context() as patch:
@@ -346,6 +355,7 @@ def test_starting_points_go_to_their_chains(target):
             bk.sample(target, **SHORT, num_groups=2, initial=wrong)
 
 
+@pytest.mark.calibration
 def test_numbers_of_numpy_can_be_saved(quick, tmp_path):
     numpy = {"num_groups": np.int64(2), "target_acceptance": np.float32(0.75)}
     sampled = bk.sample(quick, **SHORT, **numpy)
@@ -371,6 +381,7 @@ def test_a_ladder_in_groups_is_the_same_in_processes(target):
     assert not torch.equal(whole.posterior.unconstrained, serial.posterior.unconstrained)
 
 
+@pytest.mark.calibration
 def test_a_ladder_in_groups_gives_the_evidence(limit):
     case = bk.exact.get("beta_binomial")
     target = case.target()
@@ -387,6 +398,7 @@ def test_groups_that_cannot_exchange_are_refused(target):
         sample_ladder(target, **LADDER, num_groups=6)
 
 
+@pytest.mark.calibration
 def test_an_interrupted_ladder_goes_on_from_its_folder(quick, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -398,6 +410,7 @@ def test_an_interrupted_ladder_goes_on_from_its_folder(quick, tmp_path, monkeypa
     assert same(resumed.draws, sample_ladder(quick, **LADDER, num_groups=3).draws)
 
 
+@pytest.mark.calibration
 def test_a_ladder_without_all_its_temperatures_is_nothing_to_return(quick, monkeypatch):
     with monkeypatch.context() as patch:
         passes_time({15: 8.0}, patch)

@@ -34,6 +34,7 @@ def exact_share():
     return masses[1] / sum(masses)
 
 
+@pytest.mark.calibration
 def test_a_mode_without_a_chain_is_said_and_visited_by_the_next_run():
     target = bk.Target.from_pyro(unequal)
     with pytest.warns(SamplingWarning, match=r"no chain has been in a mode with about") as seen:
@@ -54,6 +55,7 @@ def test_a_mode_without_a_chain_is_said_and_visited_by_the_next_run():
     assert KnownModes.of(target).unvisited == []
 
 
+@pytest.mark.calibration
 def test_a_posterior_of_one_mode_has_no_hidden_one():
     target = bk.exact.get("linreg10").target()
     with warnings.catch_warnings():

@@ -87,6 +87,7 @@ def test_a_trajectory_that_turned_round_leads_back():
     assert 0.05 < float((there[3] < 1).double().mean()) < 0.95
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_end_of_a_uniform_distribution(seed, limit):
     """The likelihood is zero below the largest datum; exact mean of a truncated power."""
@@ -187,6 +188,7 @@ def test_moments_of_a_skewed_correlated_target(skewed, limit):
     assert max(scores.values()) < limit(len(scores)), scores
 
 
+@pytest.mark.calibration
 def test_each_chain_has_its_own_temperature(normal_normal, limit):
     beta = torch.tensor([0.0, 0.1, 0.5, 1.0], dtype=torch.float64).repeat_interleave(16)
     adaptation = Adaptation(HMC(beta=beta), 200, num_groups=4)
@@ -224,6 +226,7 @@ def test_the_energy_error_is_that_of_the_leapfrog(normal_normal, kernel, step_si
     assert (float((info.acceptance_rate - exact).abs().max()) < 1e-12) == (kernel is HMC)
 
 
+@pytest.mark.calibration
 def test_a_nan_in_one_chain_does_not_spoil_the_others(limit):
     """The density is NaN left of -3, where one chain starts."""
 
@@ -249,6 +252,7 @@ def test_a_nan_in_one_chain_does_not_spoil_the_others(limit):
     assert z_score(others[..., 1].square(), 1.0) < limit()
 
 
+@pytest.mark.calibration
 def test_a_chain_lost_far_away_does_not_spoil_the_warm_up_of_the_others():
     """The density is zero where one of eight chains starts, a thousand standard deviations away."""
 
@@ -267,6 +271,7 @@ def test_a_chain_lost_far_away_does_not_spoil_the_warm_up_of_the_others():
     assert lost.num_gradients < 2 * whole.num_gradients
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("metric", ["diagonal", "dense", "low_rank"])
 def test_a_chain_without_a_gradient_does_not_spoil_the_warm_up_of_the_others(metric, limit):
     """Nor end it: a density may be finite where a root or a logarithm beside it has no derivative."""

@@ -48,6 +48,7 @@ def start(dtype):
     return q, p, torch.linspace(0.05, 0.2, 6, dtype=dtype), torch.linspace(0, 1, 6, dtype=dtype)
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", list(metrics(torch.float64)))

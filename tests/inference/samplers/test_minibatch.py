@@ -190,6 +190,7 @@ def test_every_set_of_rows_counts_alike():
     assert abs(float(torch.stack(pairs).mean() - gradient)) < 1e-12
 
 
+@pytest.mark.calibration
 def test_compiled_and_traced_gradients_agree():
     u = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = torch.randint(NUM_DATA, (3, BATCH_SIZE), generator=torch.Generator().manual_seed(0))

@@ -65,12 +65,14 @@ def calibration_p_value(z):
     return min(1.0, 2 * float(min(chi2.sf(z.square().sum(), len(z)), chi2.sf(z.mean() ** 2 * len(z), 1))))
 
 
+@pytest.mark.calibration
 def test_error_bars_are_calibrated(sharp, replicates):
     z = z_scores(replicates, sharp[1])
     assert calibration_p_value(z) > 1e-5, z
     assert chi2.cdf(z.square().sum(), len(z)) > 1e-5, z  # nor are they too wide
 
 
+@pytest.mark.calibration
 def test_the_calibration_notices_wrong_shrinkage_in_a_block(sharp, replicates):
     """The mutation: every death of a block shrinks the volume as if all n points were alive."""
     wrong = [dataclasses.replace(r, live_counts=torch.full_like(r.live_counts, NUM_LIVE)) for r in replicates]
@@ -93,6 +95,7 @@ def shrinking_volumes(num_runs=150, n=50, k=25, num_blocks=20):
     return torch.cat(dead, 1), torch.cat(counts)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("mutated", [False, True])
 def test_volumes_are_calibrated_under_exact_sampling(replicates, mutated):
     """Likelihood exp(-20 X^0.2) of a known volume X, whose integral has a closed form."""
@@ -107,6 +110,7 @@ def test_volumes_are_calibrated_under_exact_sampling(replicates, mutated):
     assert (calibration_p_value(z_scores(runs, exact)) < 1e-5) == mutated
 
 
+@pytest.mark.calibration
 def test_shells_cover_the_prior_and_weights_the_posterior(replicates):
     run = replicates[0]
     assert abs(float(log_shells(run.log_volume).exp().sum()) - 1) < 1e-12
@@ -133,6 +137,7 @@ def test_posterior_draws_have_the_posterior_moments(sharp, limit):
     torch.testing.assert_close(draws.log_likelihood, log_likelihood)
 
 
+@pytest.mark.calibration
 def test_information_is_that_of_the_conjugate_posterior(sharp, replicates, limit):
     variance = SD**2 / (1 + SD**2)
     mean = 0.5 / (1 + SD**2)
@@ -141,6 +146,7 @@ def test_information_is_that_of_the_conjugate_posterior(sharp, replicates, limit
     assert abs(float((values.mean() - exact) / values.std())) * math.sqrt(len(values)) < limit()
 
 
+@pytest.mark.calibration
 def test_a_run_reaches_arviz(limit):
     """Draws under the names of a Pyro model, with the weights they stood for, and the evidence."""
     case = bk.exact.get("linreg10")
@@ -160,11 +166,13 @@ def test_a_run_reaches_arviz(limit):
     assert abs(facts["log_evidence"] - case.log_evidence) < limit() * facts["log_evidence_error"]
 
 
+@pytest.mark.calibration
 def test_a_run_prints_on_one_line(replicates):
     text = repr(replicates[0])
     assert text.startswith(f"NestedRun(log_evidence={replicates[0].log_evidence:.3f}") and len(text) < 100
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "wrong", [{"live_counts": torch.zeros(3)}, {"live_counts": 0}, {"log_likelihood": torch.zeros(2)}]
 )
@@ -176,6 +184,7 @@ def test_points_and_their_counts_belong_together(replicates, wrong):
 # -- the insertion test ---------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 def test_insertions_of_right_sampling_are_uniform(replicates):
     together = torch.cat([r.insertion for r in replicates])
     assert kstest(together.numpy(), "uniform").pvalue > 1e-5
@@ -221,6 +230,7 @@ def test_the_insertion_test_notices_a_broken_kernel(sharp, monkeypatch, method, 
     assert sample_nested(sharp[0], 300, seed=0, max_blocks=8, progress=False).insertion_index_p_value < 1e-5
 
 
+@pytest.mark.calibration
 @pytest.mark.usefixtures("by_copies_alone")
 def test_a_likelihood_far_out_in_the_prior_needs_the_prior_density(monkeypatch, limit):
     """The mutation, slices without the prior, keeps its own balance: only the evidence shows it."""
@@ -236,6 +246,7 @@ def test_a_likelihood_far_out_in_the_prior_needs_the_prior_density(monkeypatch, 
     assert z() > limit()
 
 
+@pytest.mark.calibration
 def test_the_metric_may_not_know_the_points_it_moves(monkeypatch):
     """The mutation: a metric of the survivors lets them drift inwards, so that the evidence comes out too large."""
     target, exact = conjugate(10, 0.3)
@@ -275,6 +286,7 @@ def test_a_constant_likelihood_has_an_exact_evidence():
     assert kstest(run.insertion.numpy(), "uniform").pvalue > 1e-5
 
 
+@pytest.mark.calibration
 def test_a_run_ends_where_all_live_points_tie():
     """The smallest share that doubles know takes 740 more factors of e, of which labels of ties can tell 36 apart."""
     target, log_evidence = conjugate(2, 1.0)
@@ -290,6 +302,7 @@ PLATEAUS = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", PLATEAUS)
 def test_plateaus_are_compressed_like_anything_else(name):
     log_likelihood, evidence = PLATEAUS[name]
@@ -370,6 +383,7 @@ def test_a_target_without_a_prior_sampler_is_refused():
         sample_nested(bk.Target.from_functions(normal_log_density, normal_log_density, 2))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("arguments", [{"num_draws": 0}, {"num_chains": 0}])
 def test_resampling_nothing_is_refused(replicates, arguments):
     with pytest.raises(SettingsError, match="at least 1"):
@@ -396,12 +410,14 @@ def assert_same(first, second):
     assert (first.num_evaluations, first.ending) == (second.num_evaluations, second.ending)
 
 
+@pytest.mark.calibration
 def test_the_seed_decides(sharp, replicates):
     again = sample_nested(sharp[0], NUM_LIVE, seed=0, num_slice_steps=10, progress=False)
     assert_same(again, replicates[0])
     assert not torch.equal(replicates[0].position[:50], replicates[1].position[:50])
 
 
+@pytest.mark.calibration
 def test_a_crashed_run_resumes_bit_for_bit(sharp, replicates, tmp_path, monkeypatch):
     settings = {"num_slice_steps": 10, "progress": False, "checkpoint": tmp_path / "run", "checkpoint_seconds": 0.0}
     calls, step = [], ConstrainedSlice.step
@@ -419,6 +435,7 @@ def test_a_crashed_run_resumes_bit_for_bit(sharp, replicates, tmp_path, monkeypa
     assert_same(sample_nested(sharp[0], NUM_LIVE, seed=0, **settings), replicates[0])
 
 
+@pytest.mark.calibration
 def test_a_run_cut_short_returns_what_it_has_and_can_go_on(sharp, replicates, tmp_path):
     settings = {"num_slice_steps": 10, "progress": False, "checkpoint": tmp_path / "run"}
     with pytest.raises(BudgetError, match="first block"):

@@ -46,6 +46,7 @@ def squared_scores_on_a_funnel(count, num_slice_steps):
     return float(z_scores(runs, case.log_evidence).square().sum()), 0.9**2 * low, 1.1**2 * high
 
 
+@pytest.mark.long
 def test_points_drawn_from_the_prior_keep_errors_right_on_a_funnel(monkeypatch):
     """The mutation: copies alone that hardly move, and their scale least of all."""
     found, low, high = squared_scores_on_a_funnel(25, 3)
@@ -66,6 +67,7 @@ def test_points_are_drawn_while_that_is_cheap(sharp, log_volume, drawn):
     assert int(row["start"].isnan().sum()) == drawn
 
 
+@pytest.mark.calibration
 def test_too_few_draws_from_the_prior_are_made_up_for_by_copies(sharp, limit, monkeypatch):
     """A share that is said to be larger than it is."""
     drawn = nested.draw_above

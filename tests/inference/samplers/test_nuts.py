@@ -43,6 +43,7 @@ def invariance(target, step_size, metric=None):
     return kstest(gamma.cdf(x.exp(), 3), "uniform").pvalue, kstest((y - 0.8 * x) / 0.5, "norm").pvalue
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("step_size", "metric"), [(0.25, None), (0.6, None), (0.9, DENSE)])
 def test_steps_leave_the_target_invariant(skewed, step_size, metric):
     assert min(invariance(skewed, step_size, metric)) > 1e-5
@@ -89,6 +90,7 @@ def without_questions_to_subtrees(monkeypatch):
     monkeypatch.setattr(doubling, "subtrees_turn", lambda first, middle, half: torch.zeros(1, 1, dtype=torch.bool))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "mutation",
     [
@@ -192,6 +194,7 @@ def test_a_tree_has_fewer_leaves_than_its_depth_allows(skewed):
 # -- moments ------------------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 def test_moments_of_a_skewed_correlated_target(skewed, limit):
     draws = bk.sample(skewed, 32, 100, 300, seed=2, kernel=NUTS(), progress=False)
     assert draws.sample_stats["tree_depth"].shape == (32, 300)
@@ -209,6 +212,7 @@ def test_moments_of_a_skewed_correlated_target(skewed, limit):
     assert max(scores.values()) < limit(len(scores)), scores
 
 
+@pytest.mark.calibration
 def test_moments_of_an_ill_conditioned_gaussian(limit):
     """Standard deviations from 1 to 20, an identity metric, and long trees that find the longest axis."""
     scale = torch.logspace(0, math.log10(20), 20, dtype=torch.float64)
@@ -317,6 +321,7 @@ def test_divergences_are_counted():
 # -- compiled, resumed, and bad input -----------------------------------------------------------
 
 
+@pytest.mark.calibration
 @pytest.mark.compiler
 def test_compiled_moves_are_the_eager_ones(skewed):
     """Trees of up to 255 leaves, a factor with another memory layout, and draws that differ by rounding only."""

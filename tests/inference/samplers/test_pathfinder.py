@@ -105,6 +105,7 @@ def test_points_without_a_slope_stay():
     assert torch.equal(start.position, points) and start.covariance is None
 
 
+@pytest.mark.calibration
 def test_an_ordinary_regression_with_wide_priors_comes_home(limit):
     """Intercept, a covariate far from zero and their priors a thousand wide: least squares is known."""
     generator = new_generator(8)
@@ -137,6 +138,7 @@ def cliff():
     return bk.Target.from_pyro(model)
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning")  # of a tail of hundreds of units
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_cliff_of_overflow_is_no_home(cliff, seed):
@@ -162,6 +164,7 @@ def hierarchy(num_groups):
     return model, y
 
 
+@pytest.mark.calibration
 def test_a_search_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
     """There the density is infinite, and from there no chain came home."""
     model, y = hierarchy(200)

@@ -67,6 +67,7 @@ def _run(checkpoint, out, kill_after=None):
     return process.exitcode
 
 
+@pytest.mark.calibration
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     FORKS.set_forkserver_preload(["bayeskit.exact", "bayeskit.inference.samplers"])
@@ -110,6 +111,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(checkpoint):
     assert path.read_bytes() == before
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("change", "name"),
     [({"num_samples": 60}, "num_samples"), ({"seed": 1}, "seed"), ({"num_warmup": 60}, "num_warmup")],
@@ -121,6 +123,7 @@ def test_a_checkpoint_of_other_settings_is_refused(checkpoint, change, name):
         bk.sample(target, **settings, checkpoint=path, progress=False)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("keep", [0, 7, 200, -1])
 def test_a_truncated_checkpoint_is_refused(checkpoint, keep):
     path, target, _ = checkpoint
@@ -136,6 +139,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said(tmp_path):
         bk.sample(exact.get("beta_binomial").target(), 4, 50, 50, checkpoint=file / "state", progress=False)
 
 
+@pytest.mark.calibration
 def test_a_disk_that_fills_up_leaves_the_last_good_checkpoint(checkpoint, tmp_path, monkeypatch):
     _, target, whole = checkpoint
     path, calls = tmp_path / "folder" / "state", []
@@ -212,6 +216,7 @@ def test_the_ladder_starts_at_the_prior_and_ends_at_the_posterior():
             sample_ladder(target, beta=bad, progress=False)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("metric", ["diagonal", "dense", "low_rank"])
 @pytest.mark.parametrize("stop", [57, 130])
 def test_a_run_goes_on_from_the_middle_of_a_window_to_the_same_draws(metric, stop, tmp_path, monkeypatch):
@@ -332,6 +337,7 @@ def line_target():
     return bk.Target.from_pyro(line, X, Y, scale=2.0, compile=False)
 
 
+@pytest.mark.calibration
 def test_a_model_with_its_arguments_is_its_target(line_target):
     draws = bk.sample(line, X, Y, scale=2.0, compile=False, num_chains=2, num_warmup=50, num_samples=20, progress=False)
     same = bk.sample(line_target, 2, 50, 20, progress=False)

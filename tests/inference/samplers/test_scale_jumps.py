@@ -115,6 +115,7 @@ def on_plateau(draws):
     return (draws.unconstrained[..., 0] < -0.5 * NEAR).double()
 
 
+@pytest.mark.long
 def test_chains_find_a_plateau_that_trajectories_do_not_reach(target, draws, limit):
     with pytest.warns(bk.errors.SamplingWarning, match="no chain has been"):
         plain = bk.sample(bk.Target.from_pyro(model), seed=4, reparameterize=False, progress=False)
@@ -124,6 +125,7 @@ def test_chains_find_a_plateau_that_trajectories_do_not_reach(target, draws, lim
     assert abs(float(there.mean()) - SHARE) < limit() * error < 0.5 * SHARE
 
 
+@pytest.mark.calibration
 def test_a_resumed_run_jumps_as_one_that_was_not_interrupted(tmp_path, monkeypatch):
     advance, count = Chains.advance, 0
 
@@ -157,6 +159,7 @@ def test_a_trajectory_fails_without_harm_where_jumps_lead(target, jumps):
     assert not bool(within_reach(target, higher, jumps)[0].any())
 
 
+@pytest.mark.long
 def test_other_scales_and_other_variables_are_proposed_from_their_conditional_distribution():
     """The data know one scale, and can do without the other."""
 

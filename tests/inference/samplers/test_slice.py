@@ -59,6 +59,7 @@ def moment_scores(target, kernel, n=4000):
     return {name: float((v.mean() - t) / v.std()) * math.sqrt(n) for name, (v, t) in truths.items()}
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("pair_share", [0.0, 1.0])
 def test_moments_of_a_skewed_correlated_truncated_target(truncated, limit, pair_share):
     scores = moment_scores(truncated, make_kernel(CUT, num_steps=60, pair_share=pair_share))
@@ -80,6 +81,7 @@ class _WrongLevel(ConstrainedSlice):
         return new_prior >= log_prior - 2 * level
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("mutant", [_NoThreshold, _NoPrior, _WrongLevel])
 def test_the_moments_notice_a_broken_kernel(truncated, limit, mutant):
     scores = moment_scores(truncated, make_kernel(CUT, num_steps=60, cls=mutant))
@@ -137,6 +139,7 @@ def test_a_chain_below_the_threshold_gives_up_where_it_is():
     assert info.num_stuck.tolist() == [2] * 4
 
 
+@pytest.mark.calibration
 def test_evaluations_are_counted_and_the_seed_decides(truncated):
     kernel = make_kernel(CUT)
 

@@ -161,6 +161,7 @@ def _through(stages, target, state, generator):
     return torch.stack(increments, 1)
 
 
+@pytest.mark.calibration
 def test_the_mean_over_replicates_is_unbiased_with_few_particles(normal_normal, limit):
     generator = new(1)
     stages = [Stage(beta, 1.5, 1, 1, identity(2, 0.7)) for beta in (0.1, 0.4, 1.0)]
@@ -169,6 +170,7 @@ def test_the_mean_over_replicates_is_unbiased_with_few_particles(normal_normal, 
     assert abs(score(increments[:, 1:].sum(1), LOG_EVIDENCE)) > 10 * limit()  # the mutation: one increment dropped
 
 
+@pytest.mark.calibration
 def test_choosing_temperatures_inside_the_run_would_be_biased(normal_normal, limit):
     """The mutation: each replicate picks, from a grid, how far its own particles may be tempered."""
     generator = new(2)
@@ -216,6 +218,7 @@ def test_posterior_and_evidence_of_a_conjugate_model(normal_normal, limit):
     assert max(map(abs, scores)) < limit(len(scores)), scores
 
 
+@pytest.mark.calibration
 def test_linear_regression_with_one_quick_run(limit):
     case = bk.exact.get("linreg10")
     run = sample_smc(case.target(), 32, 32, seed=2, num_pilot_particles=256, ess_threshold=0.9, progress=False)
@@ -298,6 +301,7 @@ def test_the_metric_keeps_a_ridge_whatever_lies_far_out(tails):
     assert 0.3 < float(values.log().mean().exp()) < 3
 
 
+@pytest.mark.calibration
 def test_tempering_costs_no_more_on_a_ridge(limit):
     """A normal likelihood with variances over eight orders of magnitude, turned: step sizes stay long."""
     rotation = torch.linalg.qr(torch.randn(10, 10, generator=new(1), dtype=F64)).Q

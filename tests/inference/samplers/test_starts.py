@@ -47,6 +47,7 @@ def vague_mean(y):
 Y = torch.as_tensor(np.random.default_rng(9).normal(10, 3, 15))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metric", ["diagonal", "dense", "low_rank"])
 @pytest.mark.parametrize("where", [slice(1, 2), slice(None)], ids=["one", "all"])
 @pytest.mark.parametrize("wrong", [1e-6, 1e6, 1e-100, 1e100])
@@ -67,6 +68,7 @@ def test_the_warm_up_comes_home_from_any_metric(metric, where, wrong, limit):
     assert float(z.abs().max()) < limit(4)
 
 
+@pytest.mark.calibration
 def test_directions_of_a_far_wrong_scale_are_found(limit):
     """All chains start on a line, and the first metric hardly leaves it."""
     target = normal(torch.ones(3, dtype=DOUBLE))
@@ -133,6 +135,7 @@ def test_no_candidate_is_an_error_that_says_how_many():
         starting_points(unknown, 2, torch.ones(2, dtype=DOUBLE), new_generator(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_the_evidence_under_a_vague_precision_is_exact(seed, limit):
     """The README's two lines on a mean with Gamma(.001, .001); the data are marginally Student's."""
@@ -174,6 +177,7 @@ def test_a_coordinate_that_stands_still_is_said_and_never_trusted():
     assert math.isnan(facts["r_hat"]) and facts["effective_draws"] == 0
 
 
+@pytest.mark.calibration
 def test_a_warm_up_that_ends_in_stillness_begins_again(limit):
     """The best candidate is the origin, a single point of a density that no step returns to."""
 

@@ -74,6 +74,7 @@ def scores(x, mean, variance):
 # -- the law of the draws, in closed form ---------------------------------------------------
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("step_size", [0.02, 0.06])
 def test_sgld_has_its_known_stationary_variance(target, whole, limit, step_size):
     kernel = SGLD(step_size)
@@ -138,6 +139,7 @@ def test_the_temperature_measures_the_bias(target, limit, kernel):
     assert z_score(draws.sample_stats["temperature"][:, 0], factor) < limit()
 
 
+@pytest.mark.calibration
 def test_a_constant_preconditioner_gives_sgld(target, whole):
     """Bit for bit, with the preconditioner taken into the step size."""
     kernel, generator = PreconditionedSGLD(0.5, decay=1.0), torch.Generator().manual_seed(0)
@@ -234,6 +236,7 @@ def regression():
     return make, mean, precision
 
 
+@pytest.mark.calibration
 def test_a_linear_layer_has_the_conjugate_posterior(regression, limit):
     make, mean, precision = regression
     values, vectors = torch.linalg.eigh(precision)
@@ -246,6 +249,7 @@ def test_a_linear_layer_has_the_conjugate_posterior(regression, limit):
     assert max(found) < limit(len(found)), found
 
 
+@pytest.mark.calibration
 def test_minibatches_leave_the_mean_of_a_normal_posterior_alone(regression, limit):
     make, mean, precision = regression
     target, start, num_steps = make(6, IndependentRows()), torch.zeros(3, dtype=torch.float64), 300

@@ -63,6 +63,7 @@ class _Stop(Exception):
     pass
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("order", [Epochs(), IndependentRows()], ids=["epochs", "independent"])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: type(k).__name__)
 @pytest.mark.parametrize("stop_at", [9, 33])
@@ -139,6 +140,7 @@ def test_float32_stays_float32():
 # -- what goes wrong ------------------------------------------------------------------------
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "kernel",
     [SGLD(torch.tensor([0.001, 8.0, 0.001])), SGHMC(torch.tensor([0.001, 0.9, 0.001]), friction=1.0)],
@@ -262,6 +264,7 @@ DEVICES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: type(k).__name__)
 def test_a_device_draws_from_the_same_posterior(kernel, device, limit):

@@ -44,6 +44,7 @@ def test_chains_come_near_their_temperature(sharp):
     assert float(sharp.log_likelihood(best).max()) < mean_log_likelihood(float(LEVELS[1]))
 
 
+@pytest.mark.calibration
 def test_a_ladder_starts_near_and_needs_little_warm_up_then(sharp, monkeypatch):
     points, starts_made = TemperedStarts.points, []
 

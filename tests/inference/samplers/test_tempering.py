@@ -54,6 +54,7 @@ def tempered(bimodal):
     return sample_ladder(bimodal, 10, 8, 300, 2000, seed=1, exchange=True, progress=False)
 
 
+@pytest.mark.calibration
 def test_both_modes_get_their_weight(tempered, limit):
     weight, error = upper_weight(tempered)
     exact = exact_bimodal()[1]
@@ -62,6 +63,7 @@ def test_both_modes_get_their_weight(tempered, limit):
     assert limit() * error < math.sqrt(exact * (1 - exact) / 8)
 
 
+@pytest.mark.calibration
 def test_plain_chains_flag_the_modes_they_cannot_weigh(bimodal):
     with pytest.warns(SamplingWarning, match="chains disagree"):
         draws = bk.sample(bimodal, 8, 300, 200, progress=False)
@@ -71,6 +73,7 @@ def test_plain_chains_flag_the_modes_they_cannot_weigh(bimodal):
     assert not evidence.stepping_stone(bimodal, apart).trusted
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", [evidence.stepping_stone, evidence.modified_path_sampling])
 def test_the_evidence_of_an_exchanging_ladder_is_right_and_trusted(bimodal, tempered, method, limit):
     z = method(bimodal, tempered)
@@ -90,6 +93,7 @@ def replicates(ladder, num_chains):
         yield Ladder(beta, own, replace(exchange, round_trips=trips))
 
 
+@pytest.mark.calibration
 def test_error_bars_of_an_exchanging_ladder_are_calibrated(normal_normal, calibrated):
     """Temperatures are correlated by exchange; z-scores over replicates have variance one."""
     truth = -0.5 * 2 * math.log(2 * math.pi * 2) - 2 * 0.25
@@ -154,6 +158,7 @@ def trips_score(exchange):
     return float((rates.mean() - exchange.ideal_round_trip_rate) / rates.std()) * math.sqrt(len(rates))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("cls", [Tempering, _EverySecondTime])
 def test_round_trips_of_chains_that_forget_are_ideal(normal_normal, cls):
     """Where every draw is independent the formula is exact, and rejections are known much better than trips."""
@@ -162,6 +167,7 @@ def test_round_trips_of_chains_that_forget_are_ideal(normal_normal, cls):
     assert (abs(score) < student.isf(0.5e-5, 63)) == (cls is Tempering), (score, exchange)
 
 
+@pytest.mark.calibration
 def test_round_trips_come_at_most_as_often_as_the_barrier_allows(tempered):
     """Chains that remember make replicas turn back more often than independent draws would."""
     exchange = tempered.exchange
@@ -191,6 +197,7 @@ def test_replicas_are_a_permutation_of_themselves(normal_normal):
     assert int(state.round_trips.sum()) > 0
 
 
+@pytest.mark.calibration
 def test_equal_rejections_shorten_the_longest_step(bimodal, tempered):
     beta = tempered.exchange.temperatures(tempered.beta, 10)
     assert beta[0] == 0 and beta[-1] == 1 and bool((beta.diff() > 0).all())

@@ -6,6 +6,7 @@ from itertools import product
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 
 import bayeskit as bk
@@ -48,6 +49,7 @@ def draws_of_bulk(height, scaled, sd=BULK, near=NEAR):
     )
 
 
+@pytest.mark.calibration
 def test_a_plateau_of_a_scale_is_found_with_its_share(limit):
     for scaled, near in product((False, True), (NEAR, BEYOND_A_VALLEY)):
         (found,) = unseen_tails(draws_of_bulk(HEIGHT, scaled, near=near)).found
@@ -106,11 +108,13 @@ def test_draws_that_end_too_early_are_noticed_on_both_sides():
     assert found.share > 0.01
 
 
+@pytest.mark.calibration
 def test_an_estimate_from_such_draws_is_not_trusted():
     z = bridge_sampling(draws_of_bulk(HEIGHT, False).target, draws_of_bulk(HEIGHT, False))
     assert not z.trusted
 
 
+@pytest.mark.calibration
 def test_probabilities_and_scales_are_looked_at_and_nothing_else():
     def others():
         pyro.sample("share", dist.Beta(torch.tensor(2.0, dtype=DOUBLE), 3.0))
@@ -121,6 +125,7 @@ def test_probabilities_and_scales_are_looked_at_and_nothing_else():
     assert unseen_tails(draws).found == []
 
 
+@pytest.mark.calibration
 def test_functions_of_a_user_are_not_asked_for_distant_values():
     def constrain(u):
         assert float(abs(u).max()) < 15

@@ -27,6 +27,7 @@ def guide(x):
     pyro.sample("mean", dist.Normal(loc, scale))
 
 
+@pytest.mark.calibration
 def test_mixed_precision_trains_with_full_log_densities():
     x = columns(400).float()
     dtypes = set()
@@ -78,6 +79,7 @@ def test_networks_are_found_where_they_are():
     assert networks(AutoNormal(model)) == []
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_compiled_networks_give_the_same_losses_and_failures_are_said(monkeypatch):
     x = columns()

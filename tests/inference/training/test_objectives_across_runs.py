@@ -86,6 +86,7 @@ def test_descriptions_hold_no_addresses_and_tell_tensors_apart():
     assert len({str(setting_as_json(x)) for x in (one, 2 * one, one.double(), one[:1], one[None])}) == 5
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "make",
     [

@@ -93,6 +93,7 @@ def assert_same(first, second):
         assert torch.equal(getattr(first[1], name), getattr(second[1], name)), name
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "settings",
     [
@@ -119,6 +120,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, settings):
     assert_same(longer, run(**settings | {"num_epochs": 7}))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "lost", ["state.streams.0", "state.optimizer.state.0.exp_avg", "state.buffers.model.encoder.1"]
 )
@@ -150,6 +152,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     assert result[1].seconds > first.seconds
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

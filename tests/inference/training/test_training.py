@@ -103,6 +103,7 @@ class Guide(PyroModule):
         pyro.sample("mean", dist.Normal(self.loc, self.scale))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("make", [lambda: guide, Guide, lambda: AutoNormal(model)])
 def test_guides_of_every_kind_reach_the_exact_posterior(make, local):
@@ -280,6 +281,7 @@ def test_ctrl_c_and_time_budget_return_what_is_done():
     assert result.ending == "time budget" and result.num_steps > 0
 
 
+@pytest.mark.calibration
 def test_data_of_every_form():
     x = columns()
     whole = trained(x, batch_size=None)[1].losses

@@ -159,6 +159,7 @@ def bound_of_the_toy(gradient):
     return float(train(vae, PAIRED.repeat(8, 1), torch.optim.Adam(vae.parameters(), lr=0.06), steps=250).mean())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("gradient", [DisARM(num_pairs=2), UnorderedSet(k=4)], ids=["DisARM", "set"])
 def test_toy_reaches_the_entropy_of_its_data(gradient):
     """Four patterns, equally often: no model's bound beats -log 4, and its bits suffice for it.
@@ -169,6 +170,7 @@ def test_toy_reaches_the_entropy_of_its_data(gradient):
     assert -math.log(4) - math.log(2) / 4 < bound_of_the_toy(gradient) < -math.log(4)
 
 
+@pytest.mark.calibration
 def test_toy_whose_encoder_goes_astray_does_not():
     assert bound_of_the_toy(WrongSign(num_samples=4)) < -math.log(4) - 0.2
 

@@ -77,6 +77,7 @@ def test_probabilities_of_all_rows_add_up_to_one(layers):
         assert abs(float(network(layers).log_evidence(all_rows(layers[-1])).logsumexp(0))) < 1e-12
 
 
+@pytest.mark.calibration
 def test_model_is_what_the_oracle_enumerates():
     made, x = network([2, 3, 4]), all_rows(4)[[1, 6]]
     with torch.no_grad():

@@ -260,6 +260,7 @@ def test_the_model_is_the_one_whose_states_the_target_enumerates():
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
 
 
+@pytest.mark.calibration
 def test_sorting_leaves_the_evidence_as_it_is(limit):
     found = []
     for order in ("mean", "scale", "none"):
@@ -312,6 +313,7 @@ def test_an_emission_may_have_plates_and_deterministic_sites():
         torch.testing.assert_close(hmm.log_prob(x).squeeze(), target.log_likelihood(u), rtol=0, atol=1e-12)
 
 
+@pytest.mark.calibration
 def test_evidence_of_categories_is_the_exact_one(limit):
     x = torch.tensor([[0, 0, 1, 2], [2, 2, 0, 1]])
     model = HiddenMarkovModel(2, CategoricalEmission(3, 0.7), transition_concentration=0.8, stay=1.5)

@@ -167,6 +167,7 @@ def z_of_evidence(model):
     return abs(estimate.log_evidence - model.log_evidence()) / estimate.standard_error
 
 
+@pytest.mark.calibration
 def test_exact_evidence_is_what_monte_carlo_finds(limit):
     assert z_of_evidence(texts()) < limit()
     model = texts()

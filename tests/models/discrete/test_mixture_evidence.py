@@ -57,6 +57,7 @@ def one_mode(draws, labels):
     return replace(draws, unconstrained=u)
 
 
+@pytest.mark.calibration
 def test_symmetrised_bridge_against_exact(mixture, labels, draws, limit):
     z = symmetrised_bridge(draws, labels, seed=1)
     assert z.trusted, z.warnings
@@ -64,12 +65,14 @@ def test_symmetrised_bridge_against_exact(mixture, labels, draws, limit):
     assert abs(z.log_evidence - exact_log_evidence(mixture)) < limit() * z.standard_error
 
 
+@pytest.mark.calibration
 def test_one_mode_is_as_good_as_all(mixture, labels, one_mode, limit):
     z = symmetrised_bridge(one_mode, labels, seed=1)
     assert z.trusted, z.warnings
     assert abs(z.log_evidence - exact_log_evidence(mixture)) < limit() * z.standard_error
 
 
+@pytest.mark.calibration
 def test_what_goes_wrong_without(mixture, labels, one_mode, limit, monkeypatch):
     """In one mode a plain bridge misses log K!, and nothing in its diagnostics says so."""
     truth, lost = exact_log_evidence(mixture), labels.log_num_permutations
@@ -82,6 +85,7 @@ def test_what_goes_wrong_without(mixture, labels, one_mode, limit, monkeypatch):
     assert abs(z.log_evidence - truth + lost) < limit(2) * z.standard_error < lost
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "brute_force", "published"), [(2, -239.76, -240.464), (3, -226.81, -228.620)])
 def test_the_galaxies_of_chib(count, brute_force, published, limit):
     """Equal variances: importance sampling without chains (-226.808 +- .007), and what Chib (1995) got of one mode."""
@@ -99,6 +103,7 @@ def test_the_galaxies_of_chib(count, brute_force, published, limit):
     assert abs(plain.log_evidence - published) < limit(4) * math.hypot(plain.standard_error, 0.01)
 
 
+@pytest.mark.calibration
 def test_modes_that_are_not_labels_are_noticed(labels, one_mode):
     """Chains that stay in different modes, which no permutation joins, make the estimate untrusted."""
     u = one_mode.unconstrained.clone()
@@ -110,6 +115,7 @@ def test_modes_that_are_not_labels_are_noticed(labels, one_mode):
     assert any("chains disagree" in warning for warning in z.warnings)
 
 
+@pytest.mark.calibration
 def test_tempering_and_bridge_agree(limit):
     few = GaussianMixture(Y[::3], 2, PRIOR)
     target = bk.Target.from_pyro(few, compile=False)
@@ -186,6 +192,7 @@ def test_what_to_do_about_doubts(monkeypatch):
     assert TINY.larger() == TemperingBudget(64, 20, 0.85)
 
 
+@pytest.mark.calibration
 def test_one_run_on_an_unknown_number(limit):
     few = Y[::3]
     exact = [exact_log_evidence(GaussianMixture(few, k, PRIOR)) for k in (1, 2)]
@@ -199,6 +206,7 @@ def test_one_run_on_an_unknown_number(limit):
         assert abs(z.diagnostics[f"{name}.log_evidence"] - total) < limit(2) * error
 
 
+@pytest.mark.calibration
 def test_bad_input(labels, draws):
     with pytest.raises(SettingsError, match="each once, such as range.1, 4., not .2, 2."):
         compare_num_components(Y, [2, 2])

@@ -206,6 +206,7 @@ def test_ordered_draws_have_a_density():
     assert ordered.sample((4,)).shape == (4, 3)
 
 
+@pytest.mark.calibration
 def test_ordering_leaves_the_evidence_as_it_is(limit):
     prior = MixturePrior.independent(0.5, 1.5, 2.0, 1.0)
     free, ordered = (bk.Target.from_pyro(GaussianMixture(SMALL, 3, prior, ordered=flag)) for flag in (False, True))

@@ -358,6 +358,7 @@ def test_the_target_is_the_exact_sum():
     torch.testing.assert_close(gradient, slope, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.calibration
 def test_the_target_far_out_in_single_precision():
     observed = random_observed(8, 5, seed=2).nan_to_num(1.0)
     values, gradients = zip(

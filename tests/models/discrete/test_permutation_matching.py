@@ -122,6 +122,7 @@ def test_rounding_comes_near_the_exact_posterior_of_six():
     assert float((drawn * truth).sum() / truth.sum()) > 0.8
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kind", RELAXATIONS)
 def test_training_finds_most_pairs(kind):
     relaxation, drawn, _, truth = trained(kind)

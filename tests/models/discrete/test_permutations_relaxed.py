@@ -269,6 +269,7 @@ def masses_of_two(rounded):
     return masses
 
 
+@pytest.mark.calibration
 def test_rounded_density_of_two_by_two_integrates_to_one():
     loc = torch.tensor([[0.7, 0.35], [0.2, 0.6]], dtype=torch.float64)
     rounded = RoundedPermutation(loc, zeros(2, 2) + 0.5, temperature=0.6)

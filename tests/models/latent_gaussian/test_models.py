@@ -50,6 +50,7 @@ def parts(target, u, *names):
     return [values[name] for name in names]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kernel", [squared_exponential, matern_32, matern_52])
 def test_a_process_with_normal_observations_has_its_marginal_likelihood(kernel):
     model = GaussianProcessModel(PLACES, HEIGHTS, NormalLikelihood(), kernel=kernel, jitter=1e-4)
@@ -63,6 +64,7 @@ def test_a_process_with_normal_observations_has_its_marginal_likelihood(kernel):
         assert math.isclose(float(target.log_likelihood(u)[i]), exact, rel_tol=1e-8, abs_tol=1e-8)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_walk_with_normal_observations_has_its_marginal_likelihood(order):
     model = RandomWalkModel(HEIGHTS, order, NormalLikelihood())
@@ -147,6 +149,7 @@ def test_effects_of_counts_integrate_to_their_likelihood():
     assert abs(float(target.log_likelihood(u)[0]) - exact) < 0.03
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     "model",
     [
@@ -201,6 +204,7 @@ def posterior(target, functions, num_draws=1000):
     return found
 
 
+@pytest.mark.calibration
 def test_scotland_has_the_posterior_of_the_geobugs_manual(limit):
     """The manual prints 20,000 draws of OpenBUGS, with their Monte Carlo errors."""
     data = scottish_lip_cancer()
@@ -223,6 +227,7 @@ def test_scotland_has_the_posterior_of_the_geobugs_manual(limit):
         assert abs(found[name][1] / spread - 1) < 0.1
 
 
+@pytest.mark.calibration
 def test_scotland_has_the_posterior_of_r_inla(limit):
     """Values of R-INLA 25.10 stand in the tests of INLA.jl, for standardised work and the same priors.
 

@@ -118,6 +118,7 @@ def test_vmap_is_one_call(model, monkeypatch):
     assert sizes == [5]
 
 
+@pytest.mark.calibration
 def test_tracing(model):
     call, lengths = value_and_gradient(model), lengths_for(model, 4)
     traced = make_fx(call)(lengths)
@@ -126,6 +127,7 @@ def test_tracing(model):
         assert_same(value, reference)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_compiled_code_agrees_with_eager(small_model, undisturbed_globals):
     call = value_and_gradient(small_model)

@@ -70,6 +70,7 @@ def theirs(tree: dendropy.Tree, first: str | None) -> set[frozenset[str]]:
     return {everything - side if first in side else side for side in sides}
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("rooted", [False, True])
 @pytest.mark.parametrize("num_taxa", [8, 66])

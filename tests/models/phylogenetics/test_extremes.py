@@ -52,6 +52,7 @@ def test_lengths_without_a_likelihood_give_no_number(name, length):
     assert torch.vmap(model.log_likelihood)(batch)[:5].isnan().all()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("dtype", "low", "high"), [(torch.float32, 0.0068, 0.0083), (torch.float64, 0.00187, 0.00196)])
 def test_partial_likelihoods_too_small_to_invert_are_scaled(dtype, low, high):
     alignment, tree = primates()

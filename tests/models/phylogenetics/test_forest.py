@@ -160,6 +160,7 @@ def test_all_topologies_against_the_sum_over_all_states(taxa, count, substitutio
         assert values[place].item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("num_taxa", "sample"), [(3, (2,)), (4, ()), (7, (9,)), (12, (1,)), (24, (2, 11)), (70, (3,))])
 def test_values_and_gradients_equal_those_of_one_topology_at_a_time(num_taxa, sample, substitution, compiled):
     topologies = random_topologies(num_taxa, 3)
@@ -183,6 +184,7 @@ def test_primates(compiled):
     assert slopes.norm().item() == pytest.approx(1921.9736455781178, rel=1e-12)
 
 
+@pytest.mark.calibration
 def test_gradcheck(substitution, compiled):
     topologies = random_topologies(6, 3)
     forest = ForestLikelihood(random_alignment(6, 8), substitution, compile=compiled)
@@ -289,6 +291,7 @@ def test_vmap_and_grad_in_every_order(substitution, compiled):
         torch.testing.assert_close(found, reference, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.calibration
 def test_tracing_follows_the_tensors(compiled):
     topologies = random_topologies(7, 3)
     forest = ForestLikelihood(random_alignment(7, 20), compile=compiled)
@@ -313,6 +316,7 @@ def a_thousand_taxa() -> tuple[Topologies, Alignment]:
     return topologies, random_alignment(1000, 8, symbols="ACGT")
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("model", [JC69(), gtr()], ids=["uniform", "gtr"])
 def test_a_thousand_taxa_in_single_precision(model, compiled):
     topologies, alignment = a_thousand_taxa()

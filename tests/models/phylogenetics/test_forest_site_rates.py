@@ -129,6 +129,7 @@ def test_topologies_of_five_taxa_against_the_sum_over_rates_and_states(substitut
         assert forest.log_likelihood(topologies, lengths).tolist() == pytest.approx(expected, rel=1e-13)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("rates", RATES.values(), ids=RATES)
 @pytest.mark.parametrize("substitution", SUBSTITUTIONS.values(), ids=SUBSTITUTIONS)
 @pytest.mark.parametrize(("num_taxa", "sample"), [(3, ()), (5, (1,)), (12, (2, 3))])
@@ -167,6 +168,7 @@ def parameters(forest: ForestLikelihood, *batch: int) -> dict[str, torch.Tensor]
     return {name: values[name] for name in names}
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("models", FREE.values(), ids=FREE)
 def test_gradcheck_by_lengths_and_all_parameters(models, compiled):
     topologies = all_topologies(FIVE.taxa)[[3, 11]]
@@ -210,6 +212,7 @@ def test_parts_and_groups_do_not_matter(compiled, monkeypatch):
         torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.calibration
 def test_vmap_and_tracing(compiled):
     topologies = random_topologies(7, 3)
     rates = InvariantSites(others=GammaRates(0.5, 2))
@@ -229,6 +232,7 @@ def test_vmap_and_tracing(compiled):
             torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("substitution", [JC69(), SUBSTITUTIONS["HKY85"]], ids=["JC69", "HKY85"])
 def test_hundreds_of_taxa_in_single_precision(substitution, compiled):
     topologies, alignment = random_topologies(400, 2), random_alignment(400, 6)

@@ -85,6 +85,7 @@ def test_a_plan_is_used_before_another_thread_makes_one(locked, alignment, monke
     assert all(right) == locked
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 def test_threads_get_what_one_thread_gets(cache_bytes, alignment, compiled):
     given = problems(32, 6)

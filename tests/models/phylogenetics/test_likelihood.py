@@ -120,6 +120,7 @@ def test_pattern_probabilities_of_four_taxa(substitution):
     assert by_column["AAAA"] == pytest.approx(0.152967739, abs=5e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "newick",
     ["(A,B,C);", "((A,B),C,D);", "(A,(B,C),D);", "((A,B),(C,D),E);", "(A,((B,C),D),E);", "((A,(B,C)),D,E);"],
@@ -271,6 +272,7 @@ def test_position_of_the_root_does_not_matter():
     torch.testing.assert_close(torch.stack(values), values[0].expand(3), rtol=1e-13, atol=0)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("shape", ["caterpillar", "random"])
 def test_a_thousand_taxa_in_single_precision(shape):
     num_taxa = 1000

@@ -77,6 +77,7 @@ def value(alignment: Alignment, substitution, site_rates=None) -> float:
     return TreeModel(alignment, TREE, substitution, site_rates=site_rates).log_likelihood(TREE.branch_lengths).item()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("matrix", PUBLISHED)
 def test_amino_acids_as_in_iqtree(matrix, back_end):
     alignment = alignment_of(PROTEINS[matrix], "protein")
@@ -111,6 +112,7 @@ CHARACTERS = """221001101210122221201020220201211120201212002110020102120022
     011001110200022021101220011220201100200112002221020012110021"""
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("suffix", "omega", "kappa", "expected"),
     [
@@ -126,6 +128,7 @@ def test_codons_as_in_iqtree(suffix, omega, kappa, expected, back_end):
     assert value(alignment, model.with_parameters(values)) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.calibration
 def test_morphological_characters_as_in_iqtree(back_end):
     alignment = alignment_of(CHARACTERS, "standard")
     model, _ = parse_substitution("Mk", alignment)
@@ -167,6 +170,7 @@ SMALL = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("case", SMALL)
 def test_likelihood_is_the_sum_over_all_states(case, back_end):
     model, sequences = SMALL[case]

@@ -140,6 +140,7 @@ def positional(model: TreeModel, function):
     return lambda lengths, *values: function(lengths, **dict(zip(model.priors, values, strict=True)))
 
 
+@pytest.mark.calibration
 def test_gradcheck_by_all_parameters(free_model):
     arguments = [lengths_like(TREE, 2), *parameters(free_model, 2).values()]
     leaves = [argument.requires_grad_() for argument in arguments]
@@ -184,6 +185,7 @@ def test_batches_of_fixed_parameters():
     torch.testing.assert_close(found[2, 1], single.log_likelihood(LENGTHS), rtol=1e-6, atol=0)
 
 
+@pytest.mark.calibration
 def test_transforms_and_tracing(free_model):
     call = positional(free_model, free_model.log_likelihood)
     arguments = (lengths_like(TREE, 4), *parameters(free_model, 4).values())
@@ -201,6 +203,7 @@ def test_transforms_and_tracing(free_model):
         torch.testing.assert_close(three.flip(0), slope, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("substitution", [JC69(), HKY85(3.0, FREQUENCIES)], ids=["JC69", "HKY85"])
 def test_a_thousand_taxa_in_single_precision(substitution):
     rates = InvariantSites(0.2, GammaRates(0.5, 2))
@@ -308,6 +311,7 @@ def log_densities(target: bk.Target, u: torch.Tensor) -> tuple[torch.Tensor, tor
     return value, slope
 
 
+@pytest.mark.calibration
 def test_target_of_a_model_with_all_parameters():
     model = TreeModel(
         ALIGNMENT, TREE, GTR(), GammaDirichlet.for_tree(TREE), site_rates=InvariantSites(others=GammaRates())
@@ -327,6 +331,7 @@ def test_target_of_a_model_with_all_parameters():
     torch.testing.assert_close(slope, differences, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_compiled_target_agrees_with_the_traced_one():
     # As small as can be, for compiling takes long: three taxa, and rates that are known.

@@ -302,6 +302,7 @@ def test_equal_priors_may_be_linked():
         Partition(THREE, None, rates, linked=["proportion"])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("separate", [False, True])
 def test_as_a_target(separate):
     rates = None if separate else Dirichlet(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
@@ -332,6 +333,7 @@ def test_as_a_target(separate):
     torch.testing.assert_close(terms @ weights, found, rtol=1e-12, atol=0)
 
 
+@pytest.mark.calibration
 def test_evidence_of_separate_lengths_is_a_product(limit):
     """Subsets that share nothing but the topology are independent."""
     subsets = ALIGNMENT.partitioned({"x": [0, 1, 2], "y": [3, 4, 5]})

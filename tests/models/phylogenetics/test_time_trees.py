@@ -279,6 +279,7 @@ def log_evidence_by_quadrature():
     return math.log((prior * likelihood * r * 10 * np.exp(-10 * rate)).sum()), math.log(prior.sum())
 
 
+@pytest.mark.long
 def test_evidence_of_three_dated_tips_by_quadrature(limit):
     log_evidence, log_topology = log_evidence_by_quadrature()
     model = TimeTreeModel(
@@ -299,6 +300,7 @@ def test_evidence_of_three_dated_tips_by_quadrature(limit):
     assert abs(topology - log_topology) < limit(3) * error < 0.05
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("tips", [None, TIPS], ids=["one date", "dated"])
 def test_hmc_without_data_samples_the_prior(tips, limit):
     gaps = Alignment.from_sequences({taxon: "-" for taxon in TIPS})
@@ -359,6 +361,7 @@ def test_sites_and_names():
     assert "clock_rate" in repr(TimeTreeModel(ALIGNMENT, NEWICK, tree_prior=YuleTree(root_height=calibration)))
 
 
+@pytest.mark.calibration
 def test_draws_have_names_and_dates():
     model = TimeTreeModel(ALIGNMENT, NEWICK, dates={taxon: 2010 - height for taxon, height in TIPS.items()})
     target = bk.Target.from_pyro(model)

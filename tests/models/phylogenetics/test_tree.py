@@ -238,6 +238,7 @@ def test_unreadable_files(tmp_path):
         Tree.from_file(tmp_path / "binary")
 
 
+@pytest.mark.calibration
 def test_multifurcations_are_resolved_every_way_alike():
     counts: dict[str, int] = {}
     generator = torch.Generator().manual_seed(5)

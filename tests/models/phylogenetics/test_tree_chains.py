@@ -133,6 +133,7 @@ def truth():
     return exact_log_masses(ALIGNMENT)[1].softmax(0).numpy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_move_leaves_the_posterior_of_topologies_unchanged(engine, kind, truth, limit):
     found, counts = shares(engine, ALIGNMENT, kind)
@@ -174,6 +175,7 @@ def test_a_weight_in_the_fit_of_a_reference_counts_as_copies_of_its_tree():
     )
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("held", [False, True])
 def test_the_reference_is_the_normalised_density_of_its_draws(engine, held, limit):
     # Taxa B and D lie on one side of a branch.
@@ -201,6 +203,7 @@ def between(engine):
     return reference, expected, np.array(errors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", (*KINDS, "independent"))
 def test_each_kind_of_move_leaves_a_density_between_reference_and_posterior_unchanged(engine, kind, limit):
     reference, expected, errors = between(engine)
@@ -212,6 +215,7 @@ def test_each_kind_of_move_leaves_a_density_between_reference_and_posterior_unch
     assert int(counts[1]) > 100
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_a_tree_of_the_reference_without_its_density_is_noticed(truth, limit, monkeypatch):
     mutate(monkeypatch, "log_prior_of_tree() - log_reference_of_tree();", "log_prior_of_tree();", 2)
@@ -231,6 +235,7 @@ def mutate(monkeypatch, correct, wrong, times=1):
     monkeypatch.setattr(module, "compiled_code", lambda *_: mutated)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_a_regraft_without_the_jacobian_of_its_lengths_is_noticed(truth, limit, monkeypatch):
     mutate(monkeypatch, "ratio += std::log(time) - std::log(side.time);", "")
@@ -238,6 +243,7 @@ def test_a_regraft_without_the_jacobian_of_its_lengths_is_noticed(truth, limit, 
     assert np.abs(z).max() > limit(number, dof=399), z
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     ("substitution", "site_rates"),
@@ -300,6 +306,7 @@ TWO_MODELS = [
 ]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_likelihood_of_parts_is_that_of_the_partition(engine, dtype):
     alignment, count = primates()[0], 3
@@ -334,6 +341,7 @@ def test_parts_with_one_model_move_as_the_whole(engine):
     assert torch.allclose(one.log_likelihood, two.log_likelihood, rtol=0, atol=1e-6)
 
 
+@pytest.mark.calibration
 def test_twenty_states(engine):
     rows = {"A": "MKVLATWYQN", "B": "MKILATWYHN", "C": "MRVLGTFYQD", "D": "MRILG-FYHD"}
     alignment = Alignment.from_sequences(rows, data_type="protein")
@@ -405,6 +413,7 @@ def scores_of_lengths(engine, kind, prior):
     return z.numpy(), int(trees.counts.sum(0)[KINDS.index(kind)][1])
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kind", KINDS)
 def test_moves_leave_a_dependent_prior_of_lengths_unchanged(engine, kind, limit):
     z, accepted = scores_of_lengths(engine, kind, DEPENDENT)

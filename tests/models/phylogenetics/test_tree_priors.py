@@ -53,6 +53,7 @@ def rankings(dated):
     ]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", PRIORS)
 @pytest.mark.parametrize("taxa", ["ABC", "ABCD"])
 def test_densities_over_all_histories_integrate_to_one(name, taxa):

@@ -50,6 +50,7 @@ def test_derivative_is_dawsons_function():
     assert np.abs(slope.numpy() / exact - 1).max() < 1e-13
 
 
+@pytest.mark.calibration
 def test_second_derivative():
     log_alpha = torch.linspace(-12, 12, 97, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: log_uniform_divergence(x), log_alpha, atol=1e-9)

@@ -72,6 +72,7 @@ def losses_and_gradients(network, x, y, count, seed=0):
     return torch.stack(found)
 
 
+@pytest.mark.calibration
 def test_one_weight_is_at_its_exact_optimum(limit):
     network, (x, y) = regression(), orthonormal()
     weights = network.layers[0].weights
@@ -94,6 +95,7 @@ def test_one_weight_is_at_its_exact_optimum(limit):
         assert bool((bound[:10] > 0).all()) == (z < 1)
 
 
+@pytest.mark.calibration
 def test_fit_prunes_below_one():
     network, (x, y) = regression(initial_scale=0.3), orthonormal()
     result = bk.fit(
@@ -139,6 +141,7 @@ def layer_of(kind):
     return layer.double(), x.double()
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @pytest.mark.parametrize(("prior", "groups"), EVERY)
 def test_outputs_have_the_moments_of_drawn_weights(kind, prior, groups, limit):

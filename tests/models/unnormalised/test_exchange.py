@@ -54,6 +54,7 @@ def on_a_grid(x, log_prior):
     return mean, (weight @ (theta - mean).square()).sqrt()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", ["enumerated", "transfer matrix"])
 def test_the_posterior_is_that_of_a_grid(sampler):
     x = data()
@@ -83,6 +84,7 @@ def test_the_posterior_is_that_of_a_grid(sampler):
     assert found.num_model_draws == 4 * (warmup + count) * 40
 
 
+@pytest.mark.calibration
 def test_a_prior_with_an_edge_is_kept():
     x = data()
     prior = Uniform(torch.tensor([0.25, -0.3], dtype=DOUBLE), torch.tensor([1.0, 0.3], dtype=DOUBLE))
@@ -130,6 +132,7 @@ def test_what_has_no_exact_draws_is_refused():
         exchange_posterior(wide, torch.zeros(5, 20, dtype=DOUBLE), prior)
 
 
+@pytest.mark.calibration
 def test_a_real_model_with_exact_draws():
     # A normal mean with a known variance: the energy is linear, the base its factor, and the posterior is conjugate.
     energy = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Flatten(0)).double()

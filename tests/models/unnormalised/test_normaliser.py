@@ -52,6 +52,7 @@ def correlated():
     return EnergyModel(lambda x: 0.5 * ((x - 1) @ PRECISION * (x - 1)).sum(-1), normal())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("draws", ["chains", "enumerate"])
 @pytest.mark.parametrize(
     ("make", "steps"), [(jem, 4), (ising, 30), (boltzmann_machine, 30)], ids=["jem", "ising", "boltzmann"]
@@ -68,6 +69,7 @@ def test_constants_of_binary_energies(make, steps, draws):
     )
 
 
+@pytest.mark.calibration
 def test_a_real_density_from_chains_and_from_exact_draws():
     model = correlated()
     exactly = 1.5 * math.log(2 * math.pi) - 0.5 * float(torch.logdet(PRECISION))
@@ -116,6 +118,7 @@ def test_the_constant_by_classification_is_the_bridge():
     assert abs(fewer.log_evidence - bridge(log_ratio(x), log_ratio(y), 400.0)) < 1e-9
 
 
+@pytest.mark.calibration
 def test_the_constant_equals_bridge_sampling_on_the_same_draws():
     target = energy_target(correlated())
     draws = bk.sample(target, num_warmup=200, num_samples=200, seed=2, progress=False)

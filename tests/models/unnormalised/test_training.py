@@ -129,6 +129,7 @@ def test_score_matching_of_a_normal_is_its_closed_form():
     assert torch.allclose(precision, 1 / x.square().mean(0), rtol=1e-6)
 
 
+@pytest.mark.calibration
 def test_contrastive_divergence_matches_moments():
     x, *_ = bits_of_pairs(4000)
     model = pairs()
@@ -141,6 +142,7 @@ def test_contrastive_divergence_matches_moments():
     assert objective.chains.shape == (1000, 3) and bool(((objective.chains == 0) | (objective.chains == 1)).all())
 
 
+@pytest.mark.calibration
 def test_contrastive_divergence_of_real_vectors():
     x = 1 + 0.5 * torch.randn(500, 1, generator=new_generator(0, stream="test"), dtype=DOUBLE)
     energy = nn.Module()

@@ -144,6 +144,7 @@ def test_objective_is_computed_from_draws_where_there_is_no_closed_form():
     assert abs(loss + float(log_weight.mean(0).sum())) < 1e-9
 
 
+@pytest.mark.calibration
 def test_importing_flows_leaves_validation_as_it_was():
     script = (
         "import torch; before = torch.distributions.Distribution._validate_args; import bayeskit.models.vae; "

@@ -147,6 +147,7 @@ def test_exact_guide_gives_likelihood_and_its_gradient_on_every_draw():
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("exact", "particles", "steps", "gap"), [(True, 1, 600, 1e-10), (False, 8, 2400, 1e-3)])
 def test_training_reaches_the_maximum_likelihood(exact, particles, steps, gap):
     """Only rotations tell a guide of independent codes from the exact one, so that it is slow to find its own.

@@ -102,6 +102,7 @@ def worst_error(activation, of="nngp"):
     return worst
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("of", ["nngp", "derivative", "gain"])
 @pytest.mark.parametrize("name", CLOSED)
 def test_moments_are_those_of_quadrature_in_the_plane(name, of):

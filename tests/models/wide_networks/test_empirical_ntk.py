@@ -206,6 +206,7 @@ def close(found: Tensor, right: Tensor) -> bool:
     return found.shape == right.shape and bool((found - right).abs().max() <= 1e-12 * right.abs().max())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("block_size", [None, 2])
 def test_all_outputs_agree_with_gradients_of_single_inputs(case, block_size):
     module, x = case

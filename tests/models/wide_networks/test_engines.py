@@ -308,6 +308,7 @@ def single():
     return filled(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))), x, torch.sin(x.sum(1, keepdim=True))
 
 
+@pytest.mark.calibration
 def test_modes_are_found_in_single_precision():
     module, x, y = single()
     module, x, y = module.float(), x.float(), y.float()

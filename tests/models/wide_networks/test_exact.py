@@ -93,6 +93,7 @@ def near_duplicates(dtype=torch.float64, num_features=6):
     return torch.stack(rows).to(dtype)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("variances", [(2.0, 0.0), (1.5, 0.1)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("depth", [1, 3])
@@ -163,6 +164,7 @@ def test_float32_keeps_five_digits_and_stays_positive():
         assert float(values[0]) > -1e-6 * float(values[-1])
 
 
+@pytest.mark.calibration
 def test_gradients_are_those_of_finite_differences():
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
     variances = [double(value).requires_grad_() for value in (1.5, 0.3)]

@@ -202,6 +202,7 @@ def read(module, parameterization="ntk"):
     return infinite_width(module.double(), parameterization, weight_variance=1.6, bias_variance=0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_are_the_averages_over_wide_networks(name):
     module, x, width = CASES[name]
@@ -218,6 +219,7 @@ STANDARD = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", STANDARD)
 def test_kernels_of_the_standard_parametrization_are_those_of_the_modules_own_widths(name):
     module, x = STANDARD[name]

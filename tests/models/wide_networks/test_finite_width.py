@@ -118,6 +118,7 @@ def test_one_hidden_layer_has_no_bias_at_any_width(which, parameterization):
     assert result.diagonal_p_value > RARE
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("which", ["nngp", "ntk"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", [nn.ReLU, lambda: nn.LeakyReLU(-0.6)], ids=["relu", "leaky relu"])
@@ -193,6 +194,7 @@ def fall(result, power_law):
     return power_law(torch.tensor(result.widths, dtype=torch.float64), torch.stack(values), torch.stack(errors))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("which", ["nngp", "ntk"])
 def test_bias_falls_like_one_over_the_width(which, power_law):
     result = finite_width_bias(infinite_width(dense(2), weight_variance=2.0), X, (8, 16, 32), 10_000, which)
@@ -222,6 +224,7 @@ def test_results_depend_on_the_seed_alone():
     assert not torch.equal(one.bias, other.bias)
 
 
+@pytest.mark.calibration
 def test_standard_errors_are_those_of_independent_repetitions(limit):
     kernel = infinite_width(dense(2), weight_variance=2.0)
     found = [finite_width_bias(kernel, X, (8,), 200, seed=seed) for seed in range(60)]
@@ -230,6 +233,7 @@ def test_standard_errors_are_those_of_independent_repetitions(limit):
     assert ((z.var(0) - 1) * math.sqrt(59 / 2)).abs().max() < 1.5 * limit(8)  # heavier tails than the normal's
 
 
+@pytest.mark.calibration
 def test_power_law_is_found_exactly_and_its_interval_covers(limit, power_law):
     widths = torch.tensor([8.0, 16.0, 32.0, 64.0], dtype=torch.float64)
     amplitude = torch.tensor([2.0, -0.7], dtype=torch.float64)

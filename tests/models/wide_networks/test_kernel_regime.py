@@ -150,6 +150,7 @@ def test_bias_interval_covers_what_was_added_to_the_kernel(monkeypatch):
     assert not report.trusted
 
 
+@pytest.mark.calibration
 def test_squared_bias_has_no_bias_of_its_own(limit):
     """Where there is none, the square must be zero on average, and the interval begins at zero as often as it says."""
     kernel = infinite_width(shallow())

@@ -59,6 +59,7 @@ def z_of_chains(values, exact):
     return math.copysign(float(-torch.special.ndtri(torch.tensor(t.sf(abs(off), CHAINS - 1)).double())), off)
 
 
+@pytest.mark.calibration
 def test_evidence_of_a_regression(regression, limit):
     target, draws, _, _, joint = regression
     exact = float(joint.flatten().logsumexp(0)) + 2 * math.log(18 / 720)
@@ -102,6 +103,7 @@ def test_predictions_of_a_regression(data, regression, limit):
         assert abs(z_of_chains(found.means[:, i], float(mean[i]))) < limit(2)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_classification_against_quadrature(num_classes, limit):
     x = torch.tensor([[1.0, 0.3], [-0.4, 1.2], [0.2, -1.5]], dtype=torch.float64)[: 3 if num_classes == 2 else 2]

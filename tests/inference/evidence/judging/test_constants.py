@@ -61,6 +61,7 @@ def z_of(report, truth=0.0):
 # The prior's integral
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", exact.CASES)
 def test_priors_of_the_exact_cases_integrate_to_one(name, limit):
     report = check_constants(exact.get(name).target(), thorough=True)
@@ -70,6 +71,7 @@ def test_priors_of_the_exact_cases_integrate_to_one(name, limit):
     assert quick.fine and quick.log_prior_integral == 0 and quick.num_evaluations == 1
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("constant", [0.0, 1.0, -1.84, 0.2, 40.0])
 @pytest.mark.parametrize("drawing", [True, False])
 @pytest.mark.parametrize("dim", [1, 10])
@@ -88,6 +90,7 @@ def test_the_dropped_normal_constant_is_named(limit):
     assert "a constant is missing; add -1.8" in report.warnings[0] and "log_prior" in report.warnings[0]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dim", [1, 3, 10])
 def test_heavy_tails_give_no_false_alarm(dim, seed):
@@ -124,6 +127,7 @@ def funnel_draws(n, g):
     return torch.cat([scale, (scale / 2).exp() * torch.randn(n, 2, generator=g, dtype=F64)], 1)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("log_prior", "draws"),
     [two_normals(0.3, 0.3, 1.5), two_normals(1e-3, 1.0), two_normals(1.0, 1.0, 6.0), (funnel, funnel_draws)],

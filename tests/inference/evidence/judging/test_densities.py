@@ -45,6 +45,7 @@ def test_a_likelihood_with_a_limit_is_trusted():
     assert found.trusted and abs(found.log_evidence - exact(y, a)) < LIMIT * found.standard_error
 
 
+@pytest.mark.calibration
 def test_posterior_draws_within_are_no_reason_to_refuse():
     y, a = [1.0, 0.0], 0.01
     target = target_of(y, a)
@@ -133,6 +134,7 @@ def test_a_slow_change_far_beyond_the_end_counts_by_its_distance():
     assert rounding_problems(target, u, log_weights, 0.05) == ([], share)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("method", ["stepping_stone", "path_sampling", "smc"])
 def test_a_slow_change_far_beyond_the_end_is_refused(method):
     budget = evidence.Budget(32, 150, 150, num_temperatures=20, ladder_samples=300)

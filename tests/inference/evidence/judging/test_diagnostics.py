@@ -62,6 +62,7 @@ def judged(estimate, target, draws, **settings):
     return Diagnostics(target).judge(from_draws(estimate, draws, **settings))
 
 
+@pytest.mark.calibration
 def test_an_estimate_known_to_be_off_is_no_sign_of_a_missed_peak():
     """All draws are about the only mode; only the estimate is too small, by a gap that it knows of."""
     case = exact.get("linreg10")
@@ -102,6 +103,7 @@ def test_a_share_of_a_tenth_is_missed(limit):
     assert not z.trusted and abs(z.diagnostics["missed_share"] / 0.1 - 1) < limit() * error
 
 
+@pytest.mark.calibration
 def test_a_peak_of_half_the_mass_is_missed(limit):
     """Spike and slab of equal mass: the estimate of the slab alone is as large as the spike."""
     case = exact.spike_and_slab(5, spike_height=1.0)
@@ -112,6 +114,7 @@ def test_a_peak_of_half_the_mass_is_missed(limit):
     assert abs(z.log_evidence) < limit() * z.standard_error and not z.trusted
 
 
+@pytest.mark.calibration
 def test_no_false_alarm_on_independent_draws():
     """Two hundred sets of right draws with right estimates."""
     target = two_modes()

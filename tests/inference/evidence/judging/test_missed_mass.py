@@ -65,6 +65,7 @@ def outliers(y):
     pyro.factor("y", torch.logaddexp(right, math.log(0.05 / 2e4) + 0 * x).sum(-1))
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("estimator", SAMPLERS)
 def test_a_plateau_is_not_trusted(estimator):
     target = bk.Target.from_pyro(outliers, torch.tensor([37.3, 37.31, 37.295], dtype=DOUBLE), compile=False)
@@ -124,6 +125,7 @@ class Counter:
         monkeypatch.setattr(bk.Target, "evaluator", counted_evaluator)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("estimator", [*SAMPLERS, evidence.evidence_lower_bound, laplace])
 def test_every_evaluation_is_counted(estimator, monkeypatch):
     target = exact.get("three_taxon_tree").target()
@@ -196,6 +198,7 @@ def test_nothing_is_missed_where_the_weights_are_right():
     assert missed_mass(target, x, log_likelihood, math.nan, 0.02) == ([], 0)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("seed", [42551528, 168446592])
 def test_a_shell_beside_the_one_that_is_covered_is_noticed(seed):
     """No normal distribution fits any point of a shell, so that none of them can be weighed."""
@@ -217,6 +220,7 @@ def test_the_share_beyond_the_largest_weight(limit):
     assert spent % NUM_MOVED == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "groups",
     [
@@ -252,6 +256,7 @@ def funnel_draws(num_draws, seed):
     return target, draws
 
 
+@pytest.mark.calibration
 def test_shorter_steps_find_the_neck_that_moves_did_not_reach():
     for seed in range(3):
         target, draws = funnel_draws(4000, seed)

@@ -53,11 +53,13 @@ def scores(exact, prior, rounds=60):
     return (means.mean(0) - exact) / (means.std(0) / math.sqrt(CHAINS))
 
 
+@pytest.mark.calibration
 def test_posterior_means_are_those_of_quadrature(exact, limit):
     z = scores(exact, LengthPrior())
     assert float(z.abs().max()) < limit(6, dof=CHAINS - 1), z
 
 
+@pytest.mark.calibration
 def test_a_missing_derivative_of_the_roots_is_noticed(exact, limit):
     # A density of shape 1/2 makes up for the root of the length in the density of its root.
     z = scores(exact, LengthPrior(pendant=0.5, inner=0.5))

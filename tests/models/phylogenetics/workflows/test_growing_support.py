@@ -183,6 +183,7 @@ class Found:
 GROWTH = SupportGrowth(rounds=2, until=0.3, mass=1e-3)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("support", "growth"),
     [(None, None), (Found(), GROWTH), (lambda alignment: all_topologies(alignment.taxa)[1:2], GROWTH)],
@@ -196,6 +197,7 @@ def test_the_evidence_of_a_support_that_was_not_given(support, growth, truth, li
     assert len(posterior.bounds) == 120 and posterior.positions.tolist() == list(range(120))
 
 
+@pytest.mark.calibration
 def test_a_grown_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
     settings = {"growth": GROWTH, "num_steps": 30}
     whole = fitted(Found(), **settings)

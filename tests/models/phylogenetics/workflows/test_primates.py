@@ -20,6 +20,7 @@ def compared():
     return evidence.compare(target, methods, budget=budget, seed=0, progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "largest_error"),
     [

@@ -64,6 +64,7 @@ def means_of(found):
     return (torch.cat(column) for column in zip(*columns, strict=True))
 
 
+@pytest.mark.calibration
 def test_probabilities_and_averages_are_exact(truth, limit):
     log_evidence, p, means = truth
     found = averaged(EIGHT, TREE, list(MODELS), num_draws=10_000)
@@ -82,6 +83,7 @@ def test_probabilities_and_averages_are_exact(truth, limit):
     assert found.tree.branch_lengths is not None and found.tree.to_newick().count("(") == 2
 
 
+@pytest.mark.calibration
 def test_draws_without_their_weights_are_noticed(truth, limit, monkeypatch):
     original = substitution_average._Moments.of
     monkeypatch.setattr(
@@ -91,6 +93,7 @@ def test_draws_without_their_weights_are_noticed(truth, limit, monkeypatch):
     assert ((values - truth[2]).abs() > limit(len(values)) * errors).any()
 
 
+@pytest.mark.calibration
 def test_errors_are_neither_too_small_nor_too_large(monkeypatch):
     """Of the mean of a rate and a length over seeds, and of the probability of equal rates."""
     models = {"000000+FQ": MODELS["000000+FQ"], "010010+FQ": MODELS["010010+FQ"]}
@@ -116,6 +119,7 @@ def test_errors_are_neither_too_small_nor_too_large(monkeypatch):
         assert chi2.isf(1 - 1.6e-6, len(z)) < sum_of_squares < chi2.isf(1.6e-6, len(z))
 
 
+@pytest.mark.calibration
 def test_a_narrow_prior_is_a_ratio_of_densities_at_draws_of_a_wide_one(limit):
     """The ratio of Savage and Dickey, of which a narrow prior is the limit; the draws are those of HMC."""
     narrow, wide = (dist.LogNormal(*torch.tensor(one, dtype=DOUBLE)) for one in ([0.0, 0.2], [1.0, 1.25]))
@@ -141,6 +145,7 @@ def test_all_reversible_models_are_the_default():
     assert found.probability_of_equal("A-G", "A-C").value < 1e-6
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("place", range(3))
 def test_a_search_from_another_models_mode_finds_the_mode(place):
     alignment, tree = primates()

@@ -75,6 +75,7 @@ def test_three_taxa_by_hand():
     assert log_evidence(alignment, all_topologies("ABC")).exp().item() == pytest.approx(exact, rel=1e-13)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("alignment", [FOUR, FIVE], ids=["3 topologies", "15 topologies"])
 def test_evidence_and_posterior_probabilities_are_exact(alignment, limit):
     truth = log_evidence(alignment, all_topologies(alignment.taxa))
@@ -90,6 +91,7 @@ def test_evidence_and_posterior_probabilities_are_exact(alignment, limit):
     assert (p * (p.log() - found.posterior_probabilities.log())).sum() < 1e-3
 
 
+@pytest.mark.calibration
 def test_evidence_with_invariant_sites_is_exact(limit, monkeypatch):
     """Three taxa by hand, and by either way of estimating; a comparison that forgets the rates is noticed."""
     alike, p = Alignment.from_sequences({"A": "A", "B": "A", "C": "A"}), 0.2
@@ -122,6 +124,7 @@ def test_a_free_kappa_is_integrated_over(limit, monkeypatch):
     assert ((wrong.log_evidence - truth) / wrong.standard_error).abs().max() > limit(3)
 
 
+@pytest.mark.calibration
 def test_all_free_parameters_of_a_large_model(limit):
     """Against quadrature over lengths and quasi-random points of the parameters, with another likelihood."""
     few = FIVE.select(list("ABCD")).select_sites([0, 1, 4])
@@ -255,6 +258,7 @@ def test_draws_go_where_they_matter():
     assert topology_comparison._allocated(nothing, 500)[0].tolist() == [1, 1]
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("model", "least"),
     [({}, 2**20), ({"substitution": K80(), "site_rates": GammaRates(0.5)}, 2**22)],
@@ -321,6 +325,7 @@ def test_the_mass_of_other_topologies_is_added(limit):
             found.total_log_evidence_with(wrong)
 
 
+@pytest.mark.calibration
 def test_runs_that_chose_the_topologies_do_not_weigh_them_too_much(calibrated):
     """Frequent by chance: the share of the chosen in the same draws is too large, that across runs is not."""
     topologies, rng = all_topologies("ABCDEF"), np.random.default_rng(2)
@@ -351,6 +356,7 @@ HARD_PRIORS = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(("prior", "exact"), HARD_PRIORS.values(), ids=HARD_PRIORS)
 def test_priors_that_are_infinite_at_zero_or_have_heavy_tails(prior, exact, limit):
     alignment = Alignment.from_sequences({**SEQUENCES, "D": "TTCATTCTATCG-GCAAAGG"})
@@ -392,6 +398,7 @@ def sum_of_squares(num_seeds, monkeypatch):
     return float(sum(((one.log_evidence - truth) / one.standard_error).square().sum() for one in found))
 
 
+@pytest.mark.calibration
 def test_errors_are_neither_too_small_nor_too_large(monkeypatch):
     """Draws of the prior weigh nothing here: were their number left to chance, errors would be larger by a third."""
     assert chi2.isf(1 - 5e-6, 3 * 120) < sum_of_squares(120, monkeypatch) < chi2.isf(5e-6, 3 * 120)
@@ -417,6 +424,7 @@ TEN_SITES = Alignment.from_sequences({"A": "AAACCGTTAC", "B": "AAACCGTAAC", "C":
 UP_TO_TEN = (-51.1626, -54.1734, -54.0337)
 
 
+@pytest.mark.calibration
 @pytest.mark.filterwarnings("ignore:the evidence of:bayeskit.errors.SamplingWarning")
 def test_branches_that_are_all_long_together(limit):
     """Most of the prior, and .3 of the evidence in nats, is where sites are random whatever the tree is.
@@ -435,6 +443,7 @@ def test_branches_that_are_all_long_together(limit):
     assert max(map(abs, z)) < limit(len(z))
 
 
+@pytest.mark.calibration
 def test_proposals_without_the_prior_miss_branches_that_are_all_long(limit, monkeypatch):
     """The mutation: branch lengths that are drawn from a heavy tail, but each by itself."""
     monkeypatch.setattr(defence, "PRIOR", 1e-12)
@@ -470,6 +479,7 @@ def test_the_sum_over_all_topologies_and_the_file(tmp_path):
     assert "newick" in path.read_text().splitlines()[0] and repr(found) == str(found.comparison)
 
 
+@pytest.mark.calibration
 def test_any_other_estimator_works_on_one_topology_after_another(limit):
     truth = log_evidence(FOUR, all_topologies(FOUR.taxa))
     found = compared(FOUR, method="naive_monte_carlo", budget=Budget(4, 50, 200))
@@ -488,6 +498,7 @@ def test_prior_probabilities_priors_and_seeds():
     assert torch.equal(other.log_evidence, first.log_evidence)
 
 
+@pytest.mark.calibration
 def test_models_with_other_rates_are_weighed_as_one_topology_after_another_is(limit):
     substitution = HKY85(4.0, [0.3, 0.3, 0.2, 0.2])
     found = compared(FOUR, num_draws=5000, substitution=substitution)

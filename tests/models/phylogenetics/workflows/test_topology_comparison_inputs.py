@@ -63,6 +63,7 @@ def fitted(support=None, **settings):
     return variational_inference(FOUR, support, progress=False, **({"num_steps": 2} | settings))
 
 
+@pytest.mark.calibration
 def test_a_prior_of_all_branches_means_the_same_ones_whatever_the_method_and_the_drawing(limit):
     """The mutation: a prior that is turned round gives another evidence."""
     prior = dist.Exponential(number(2.0, 5.0, 10.0, 20.0, 40.0, 10.0, 5.0)).to_event(1)

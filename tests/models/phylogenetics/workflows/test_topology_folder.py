@@ -39,6 +39,7 @@ def test_ctrl_c_ends_before_anything_is_written(fasta, tmp_path, monkeypatch):
     assert search.ending == "finished" and (tmp_path / "report.html").exists()
 
 
+@pytest.mark.calibration
 def test_a_search_that_its_time_budget_ended_goes_on(fasta, tmp_path):
     numbers = NUMBERS | {"num_warmup": 10, "num_samples": 100_000, "time_budget": 0.5}
     drawn = []
@@ -56,6 +57,7 @@ def test_one_run_has_no_evidence_in_three_ways(fasta, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"data.fasta"}
 
 
+@pytest.mark.calibration
 def test_three_ways_for_the_subsets_of_a_mrbayes_block(tmp_path):
     path = tmp_path / "data.nex"
     data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"

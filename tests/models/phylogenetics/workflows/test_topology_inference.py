@@ -80,6 +80,7 @@ def few(request):
     return found, *exact_log_masses(request.param)
 
 
+@pytest.mark.calibration
 def test_evidence_over_all_topologies_of_few_taxa(few, limit):
     found, topologies, log_masses = few
     exact = float(log_masses.logsumexp(0)) - math.log(len(topologies))
@@ -87,6 +88,7 @@ def test_evidence_over_all_topologies_of_few_taxa(few, limit):
     assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.2
 
 
+@pytest.mark.calibration
 def test_posterior_of_topologies_of_few_taxa(few, limit):
     found, topologies, log_masses = few
     truth = dict(zip(keys(topologies), log_masses.softmax(0).tolist(), strict=True))
@@ -101,6 +103,7 @@ def test_posterior_of_topologies_of_few_taxa(few, limit):
     assert float(z.abs().max()) < limit(len(common)), z
 
 
+@pytest.mark.calibration
 def test_a_free_parameter_is_integrated_out(limit):
     prior = LogNormal(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64))
     nodes, weights = scipy.special.roots_hermitenorm(8)
@@ -145,6 +148,7 @@ def runs_until_killed_and_to_the_end(alignment, folder):
     return expected, infer_topologies(alignment, substitution=K80(), num_jobs=2, **settings, **resumed)
 
 
+@pytest.mark.calibration
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     expected, found = runs_until_killed_and_to_the_end(primates()[0], tmp_path)
     assert torch.equal(found.log_likelihood, expected.log_likelihood)
@@ -172,6 +176,7 @@ def test_a_run_that_ends_in_its_warm_up_says_so():
         infer_topologies(primates()[0], time_budget=1e-9, **settings)
 
 
+@pytest.mark.calibration
 def test_a_path_from_the_prior(limit):
     exact = float(exact_log_masses(ALIGNMENT)[1].logsumexp(0)) - math.log(15)
     settings = {"num_warmup": 100, "num_samples": 500, "num_temperatures": 5, "progress": False}
@@ -193,6 +198,7 @@ def exact_constrained():
     return log_masses[[is_allowed(text) for text in map(topologies.to_newick, range(15))]]
 
 
+@pytest.mark.calibration
 def test_evidence_over_the_topologies_that_constraints_allow(constrained, limit):
     exact = float(exact_constrained().logsumexp(0)) - math.log(3)
     assert len(exact_constrained()) == 3 and len(constrained.sample.topologies) == 3
@@ -306,6 +312,7 @@ def exact_partition(rate_pairs):
     return all_topologies(FOUR.taxa), torch.stack(rows)
 
 
+@pytest.mark.calibration
 def test_subsets_of_unlike_types_of_data(limit):
     marks = Alignment.from_sequences({"A": "01", "B": "10", "C": "00", "D": "11"}, data_type="standard")
     proteins = Alignment.from_sequences({"A": "MK", "B": "M-", "C": "LK", "D": "IR"}, data_type="protein")
@@ -342,6 +349,7 @@ def fixed_rates():
     )
 
 
+@pytest.mark.calibration
 def test_a_partition_of_four_taxa(fixed_rates, limit):
     topologies, logs = exact_partition([[1.0, 2.0]])
     exact = float(logs.logsumexp((0, 1))) - math.log(3)
@@ -355,6 +363,7 @@ def test_a_partition_of_four_taxa(fixed_rates, limit):
     assert abs(fixed_rates.log_evidence - equal) > limit() * fixed_rates.evidence.standard_error
 
 
+@pytest.mark.calibration
 def test_the_log_likelihood_is_that_of_the_partitioned_tree_model(fixed_rates):
     sample = fixed_rates.samples[0]
     for draw in range(0, 1500, 300):
@@ -371,6 +380,7 @@ def exact_free_rates():
     return exact_partition(pairs.tolist())[1].logsumexp(1) + weights.log() - math.log(3), shares
 
 
+@pytest.mark.calibration
 def test_relative_rates_are_integrated_out(limit):
     prior = Dirichlet(torch.tensor([2.0, 2.0], dtype=torch.float64))
     partition = Partition(SUBSETS, relative_rates=prior)
@@ -457,6 +467,7 @@ EXACT = {
 }
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("search", EXACT)
 def test_three_ways_agree(search, request, limit):
     run, masses = request.getfixturevalue(search), EXACT[search]()
@@ -471,6 +482,7 @@ def test_three_ways_agree(search, request, limit):
     assert found.verdict.is_agreed and abs(found.log_evidence - exact) < 0.1
 
 
+@pytest.mark.calibration
 def test_constraints_that_leave_one_topology(limit):
     topologies, log_masses = exact_log_masses(FOUR)
     found = infer_topologies(FOUR, constraints=[["A", "B"]], num_warmup=50, num_samples=500, progress=False)
@@ -499,6 +511,7 @@ def test_free_rates_of_subsets_in_a_sum_and_in_variational_inference(limit, tmp_
     assert torch.equal(loaded.weighted_trees(50).log_weight, fitted.weighted_trees(50).log_weight)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("data", ["partition", "constraints"])
 def test_variational_inference_finds_the_support_of_a_partition_and_under_constraints(data, limit):
     settings = {"num_steps": 150, "learning_rates": LearningRates(0.02, 0.02), "progress": False}
@@ -562,6 +575,7 @@ def search_of(seed):
     return infer_topologies(ALIGNMENT, substitution=K80(), seed=seed, progress=False, **numbers)
 
 
+@pytest.mark.calibration
 def test_searches_are_pooled(tmp_path):
     """Runs are joined and compared with each other; the evidence is the mean of the estimates."""
     searches = map_tasks(search_of, [3, 4, 5], progress=False)

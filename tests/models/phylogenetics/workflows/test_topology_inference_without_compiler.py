@@ -23,6 +23,7 @@ def no_compiler(monkeypatch):
     monkeypatch.setattr(tensor_chains, "compiled_code", lambda *_: None)
 
 
+@pytest.mark.calibration
 def test_evidence_and_constraints_without_a_compiler(no_compiler, limit):
     settings = {"num_temperatures": 4, "progress": False, "dtype": torch.float64}
     found = infer_topologies(ALIGNMENT, num_warmup=40, num_samples=130, **settings)
@@ -32,6 +33,7 @@ def test_evidence_and_constraints_without_a_compiler(no_compiler, limit):
     assert all(map(is_allowed, newicks(found)))
 
 
+@pytest.mark.calibration
 def test_a_killed_run_without_a_compiler_goes_on_bit_for_bit(no_compiler, tmp_path):
     expected, found = runs_until_killed_and_to_the_end(ALIGNMENT, tmp_path)
     assert torch.equal(found.log_likelihood, expected.log_likelihood)

@@ -41,6 +41,7 @@ def drawn(page):
     return [unquote(text) for text in re.findall(r'src="data:image/svg\+xml,([^"]*)"', page)]
 
 
+@pytest.mark.calibration
 def test_the_page_needs_no_other_file(page):
     bare = re.sub(r'xmlns(:\w+)?="[^"]*"', "", unquote(page))
     assert page.startswith("<!doctype html>")
@@ -48,6 +49,7 @@ def test_the_page_needs_no_other_file(page):
     assert "http://" not in bare and "https://" not in bare
 
 
+@pytest.mark.calibration
 def test_the_page_is_well_formed_and_its_links_lead_somewhere(page):
     opened, anchors, links = [], [], []
 
@@ -65,6 +67,7 @@ def test_the_page_is_well_formed_and_its_links_lead_somewhere(page):
     assert opened == [] and len(anchors) == len(set(anchors)) and set(links) <= set(anchors)
 
 
+@pytest.mark.calibration
 def test_the_page_has_what_the_search_found(search, found, page):
     consensus, *_ = drawn(page)
     tree = majority_rule_consensus(search.sample)
@@ -83,6 +86,7 @@ def test_the_page_has_what_the_search_found(search, found, page):
     assert ("NOT CONVERGED" in page) == (not search.is_converged)
 
 
+@pytest.mark.calibration
 def test_one_run_with_parameters_and_no_evidence(tmp_path):
     numbers = NUMBERS | {
         "num_runs": 1,
@@ -100,6 +104,7 @@ def test_one_run_with_parameters_and_no_evidence(tmp_path):
     assert "those that satisfy 1 constraint," in page and "GammaRates" in page
 
 
+@pytest.mark.calibration
 def test_the_evidence_of_the_search_alone(search, tmp_path):
     path = tmp_path / "report.html"
     write_topology_report(path, search, title="Five taxa")
@@ -107,12 +112,14 @@ def test_the_evidence_of_the_search_alone(search, tmp_path):
     assert "bidirectional_<wbr>ratio" in page and "variational_<wbr>importance" not in page
 
 
+@pytest.mark.calibration
 def test_evidence_of_another_search_is_refused(search, found, tmp_path):
     with pytest.raises(SettingsError, match="another search"):
         write_topology_report(tmp_path / "report.html", replace(search), found, title="mixed up")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.calibration
 def test_mutation_the_consensus_is_that_of_the_majority(search):
     """Splits that most trees lack are in no figure: a greedy consensus would have them."""
     tree = majority_rule_consensus(search.sample)

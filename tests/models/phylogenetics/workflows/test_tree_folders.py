@@ -149,6 +149,7 @@ def test_a_network_beside_a_reference(tmp_path):
     assert (row["probability"], row["in_sample"]) == (0, 0) and row["in_reference"] == pytest.approx(0.1)
 
 
+@pytest.mark.calibration
 def test_variational_inference_of_files(fasta, tmp_path):
     trees = trprobs(tmp_path / "sample.trprobs", TREES, [1, 1, 1])
     settings = {"trees": [trees], "substitution": "HKY85", "num_steps": 200, "num_draws": 500, "progress": False}

@@ -37,6 +37,7 @@ def few_draws_are_not_trusted():
         yield
 
 
+@pytest.mark.calibration
 def test_importance_sampling_and_prior_draws_agree(limit):
     """Of the topologies, and of one of them with and without the correction."""
     topologies = all_topologies("abcd")

@@ -72,6 +72,7 @@ def exact():
     return log_evidence(FOUR, all_topologies(FOUR.taxa))
 
 
+@pytest.mark.calibration
 def test_three_topologies_are_those_of_quadrature(four, exact, limit):
     assert kl(exact, four) < 0.01
     found = four.log_evidence(8000)
@@ -83,6 +84,7 @@ def test_three_topologies_are_those_of_quadrature(four, exact, limit):
     assert one.value < ten.value + limit() * error and ten.value < truth + limit() * ten.standard_error
 
 
+@pytest.mark.calibration
 def test_importance_weights_correct_the_topologies(four, exact, limit):
     """What the weights make of draws is the exact posterior, each probability within its error."""
     drawn = four.weighted_trees(8000, seed=1)
@@ -96,6 +98,7 @@ def test_importance_weights_correct_the_topologies(four, exact, limit):
         assert abs(found - p) < limit(3) * error
 
 
+@pytest.mark.calibration
 def test_a_hundred_topologies_of_six_taxa_by_reweighted_wake_sleep():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # of topologies that are next to impossible
@@ -118,6 +121,7 @@ def test_a_prior_over_all_branch_lengths_and_another_substitution_model():
     assert found.num_steps == 20 and math.isfinite(found.lower_bound(1, 20).value)
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize(
     ("objective", "lengths"),
     [(IWAE(3), LogNormalLengths()), (ReweightedWakeSleep(3), LogNormalLengths(False)), (IWAE(3), FlowLengths())],
@@ -137,6 +141,7 @@ def test_a_run_goes_on_bit_for_bit(objective, lengths, tmp_path):
         fitted(FOUR, all_topologies("ABCD")[:2], num_steps=25, checkpoint=path, **settings)
 
 
+@pytest.mark.calibration
 def test_rates_over_sites_reach_the_evidence_and_the_checkpoint(limit, tmp_path):
     rates = LearningRates(0.05, 0.05, factor=0.5, every=80)
     found = fitted(FOUR, num_steps=320, learning_rates=rates, site_rates=InvariantSites(0.2)).log_evidence(4000)
@@ -213,6 +218,7 @@ def test_training_starts_from_a_network_and_keeps_what_it_cannot_make():
     assert found.topologies.log_prob(topologies)[2] == -math.inf
 
 
+@pytest.mark.calibration
 def test_samples_files_and_arviz(four, tmp_path):
     sample = four.sample(50, seed=5)
     path = tmp_path / "posterior.trees"

@@ -39,6 +39,7 @@ def sum_of_squares(posterior, truth, num_draws=4000, seeds=SEEDS):
     return sum(value**2 for value in z), sum(one.trusted for one in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -55,6 +56,7 @@ def test_errors_of_the_evidence_are_what_they_say(settings, truth):
     assert squares < LARGEST and trusted > SEEDS / 2
 
 
+@pytest.mark.long
 def test_an_approximation_with_lighter_tails_than_the_posterior(truth, monkeypatch):
     """The mutation: without the heavy tail, estimates that most diagnostics let pass are off.
 
@@ -68,6 +70,7 @@ def test_an_approximation_with_lighter_tails_than_the_posterior(truth, monkeypat
     assert squares > 1.1**2 * chi2.isf(1e-5, 60) and trusted > 60 / 2
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("lengths", [LogNormalLengths(), FlowLengths()], ids=["log-normal", "flow"])
 def test_defensive_draws_have_their_density(lengths, limit):
     """Weights of a known density of lengths and a uniform topology have mean one."""
@@ -113,6 +116,7 @@ def test_weights_that_are_not_to_be_trusted_are_warned_of():
             call(100, weighted=True)
 
 
+@pytest.mark.long
 def test_resampled_draws_for_arviz(truth, limit):
     posterior = fitted(num_steps=300, learning_rates=LearningRates(0.03, 0.03), annealing=Linear(80, start=0.01))
     data = posterior.to_arviz(4000, weighted=True)

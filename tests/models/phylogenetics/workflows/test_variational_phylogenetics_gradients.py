@@ -94,6 +94,7 @@ def largest_z(algorithm, repeats=1200):
     return ((found.mean(0) - exact) / error)[~still].abs().max(), int((~still).sum())
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("objective", [IWAE(3), ReweightedWakeSleep(3)], ids=["bound", "wake"])
 def test_gradients_by_topologies_are_those_of_enumeration(objective, limit):
     z, comparisons = largest_z(training(objective))

@@ -130,6 +130,7 @@ def fitted(**settings):
     return variational_inference(FOUR, TOPOLOGIES, progress=False, **settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("substitution", "site_rates"), [(K80(), None), (GTR(), GammaRates())], ids=["K80", "GTR with Gamma rates"]
 )

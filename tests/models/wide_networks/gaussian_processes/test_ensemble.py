@@ -171,6 +171,7 @@ def largest_z(trained, law):
     return float(((estimate - claimed) / error).abs().max())
 
 
+@pytest.mark.calibration
 def test_trained_networks_have_the_law_of_the_ensemble(trained, limit):
     kernel = PrecomputedKernel.of(KERNEL, torch.cat([X, NEW]))
     ensemble = ntk_ensemble(kernel, ROWS, Y, learning_rate=STEP)

@@ -205,6 +205,7 @@ def test_variances_are_fixed_by_numbers(data):
         kernel.weight_variance = torch.ones(2)
 
 
+@pytest.mark.calibration
 def test_no_number_of_near_pairs_is_left_to_a_compiler(data):
     """Inputs that are nearly parallel are found among the data, outside of what is traced."""
     x = torch.cat([data[0][:3], data[0][:3] * (1 + 1e-9)])

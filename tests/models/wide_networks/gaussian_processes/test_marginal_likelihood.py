@@ -59,6 +59,7 @@ def test_the_true_depth_wins_by_the_divergence_of_the_two_laws(truth, other, lim
     assert abs(-float(difference.mean()) - divergence) > limit() * error
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("truth", [SHALLOW, DEEP])
 def test_the_depth_of_the_data_is_found(truth):
     x = inputs(50)
