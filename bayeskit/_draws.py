@@ -20,18 +20,19 @@ from bayeskit._core.page import result_html
 from bayeskit._core.storage import loaded_tensors, save_tensors
 from bayeskit._core.summaries import summary_table, without_stillness
 from bayeskit._leave_one_out import Groups, LeaveOneOutScore, leave_one_out
+from bayeskit._logdensity.labels import Labels, with_names
 from bayeskit._logdensity.outcomes import WithOutcomes
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.target import NO_TARGET, Target
-from bayeskit.errors import DrawsError, ModelError, ShapeError
+from bayeskit.errors import DrawsError, ModelError
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-_SCHEMA = Schema("draws", 1)
+_SCHEMA = Schema("draws", 2)
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
-_BY_DRAW = ("sample_stats", "discrete", "posterior_predictive", "predictions")
+_BY_DRAW = ("sample_stats", "sites", "discrete", "posterior_predictive", "predictions")
 _SHOWN_SETTINGS = ("sampler", "num_warmup", "seed", "ending")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
 
@@ -74,6 +75,10 @@ class Draws:
         Values of the sites that the target sums out, each ``(chains, draws, *shape)``; see :meth:`infer_discrete`.
     continuation : object, optional
         Where the chains ended, for :meth:`extend`. It is not saved.
+    sites : dict of Tensor
+        Values of the sites of draws that were loaded without their target, each ``(chains, draws, *shape)``.
+    labels : Labels
+        Names of the dimensions of these sites, and labels along them.
 
     Examples
     --------
@@ -99,6 +104,8 @@ class Draws:
     predictions: dict[str, Tensor] = field(default_factory=dict)
     discrete: dict[str, Tensor] = field(default_factory=dict)
     continuation: Continuation | None = field(default=None, repr=False)
+    sites: dict[str, Tensor] = field(default_factory=dict)
+    labels: Labels = field(default_factory=Labels)
 
     def __post_init__(self) -> None:
         if self.unconstrained.dim() != 3:
@@ -155,8 +162,12 @@ class Draws:
         """
         sites, still = self._posterior(), stands_still(self.unconstrained).any(-1)
         own = settings.keys() <= {"round_to"}
-        table = summary_table(sites, **settings) if own else summary(sites, **settings)
-        return without_stillness(table, sites, still)
+        labels = self._labels
+        if own:
+            table = summary_table(sites, labels.of, **settings)
+        else:
+            table = summary(sites, labels.dimensions, labels.coords, **settings)
+        return without_stillness(table, sites, still, labels.of)
 
     def extend(self, num_samples: int, *, time_budget: float | None = None, progress: bool = True) -> Draws:
         """Return longer chains: these draws, and more from where each chain ended.
@@ -229,11 +240,15 @@ class Draws:
     def values(self, deterministic: bool = True) -> dict[str, Tensor]:
         """Return the sites' values, ``{site: (chains, draws, *shape)}``, discrete ones after :meth:`infer_discrete`.
 
+        Draws that were loaded without their target have the values of all sites, whatever ``deterministic``.
+
         Raises
         ------
         DrawsError
-            If the draws were loaded without their target.
+            If there is neither a target nor a value.
         """
+        if self.target is None and self.sites:
+            return self.sites | self.discrete
         return self._given_target().constrain(self.unconstrained, deterministic=deterministic) | self.discrete
 
     def _given_target(self) -> Target:
@@ -442,45 +457,44 @@ class Draws:
         """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``; arguments as there."""
         facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)} | self.settings
         names = self._names(dims or {})
+        coords = {**self._labels.coords, **(coords or {})}
+        of_data = _DataForArviz(self._whole, names, coords)
         if bool((self.beta == 0).all()):
-            groups = {"prior": self._posterior(), "prior_predictive": self.posterior_predictive}
-            return to_datasets(groups, facts, names, coords)
+            groups = {"prior": of_data.whole(self._posterior())}
+            groups["prior_predictive"] = of_data.counted(self.posterior_predictive)
+            return to_datasets(groups, facts, of_data.names, of_data.coords)
         stats = {"lp": self.log_density}
         if self._whole is None or self._whole.is_split:
             stats |= {"log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
         groups = {
-            "posterior": self._posterior(),
+            "posterior": of_data.whole(self._posterior()),
             "sample_stats": stats | self.sample_stats,
-            "log_likelihood": self._pointwise(),
+            "log_likelihood": of_data.counted(self._pointwise()),
             "log_prior": self._log_prior(),
-            "posterior_predictive": self.posterior_predictive,
+            "posterior_predictive": of_data.counted(self.posterior_predictive),
         }
-        datasets = to_datasets(groups, facts, names, coords)
+        datasets = to_datasets(groups, facts, of_data.names, of_data.coords)
         # New data have labels of their own, unless they are as many.
         sizes = {
             plate: size
             for site, value in self.predictions.items()
             for plate, size in zip(names.get(site, ()), value.shape[2:], strict=False)
         }
-        fitting = {plate: labels for plate, labels in (coords or {}).items() if len(labels) == sizes.get(plate)}
-        datasets |= to_datasets({"predictions": self.predictions}, facts, names, fitting)
+        fitting = {plate: labels for plate, labels in coords.items() if len(labels) == sizes.get(plate)}
+        datasets |= to_datasets({"predictions": of_data.whole(self.predictions)}, facts, names, fitting)
         if self._whole is not None:
             observed, constant = self._whole.named_data()
-            data = {"observed_data": observed, "constant_data": constant}
-            datasets |= to_datasets(data, facts, names, coords, sampled=False)
+            data = {"observed_data": of_data.counted(observed, 0), "constant_data": constant}
+            datasets |= to_datasets(data, facts, of_data.names, of_data.coords, sampled=False)
         return datasets | ({} if prior is None else prior.to_datasets(coords=coords, dims=dims))
+
+    @property
+    def _labels(self) -> Labels:
+        return self.labels if self._whole is None else self._whole.labels
 
     def _names(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str | None, ...]]:
         """Return names of the dimensions of sites: of their plates, or as given."""
-        names = {} if self._whole is None else dict(self._whole.dimensions())
-        for name, last in given.items():
-            own = names.get(name)
-            if own is None:
-                raise unknown_name("site", name, list(names))
-            if len(last) > len(own):
-                raise ShapeError(f"dims names {len(last)} dimensions of site {name!r}, which has {len(own)}")
-            names[name] = (*own[: len(own) - len(last)], *last)
-        return names
+        return with_names(self._labels.dimensions, given)
 
     def _log_prior(self) -> dict[str, Tensor]:
         """Return the log prior density of the constrained values, which is what ArviZ scales by powers."""
@@ -497,7 +511,7 @@ class Draws:
         return self.target if isinstance(self.target, Target) else None
 
     def _posterior(self) -> dict[str, Tensor]:
-        return {"u": self.unconstrained} if self.target is None else self.values()
+        return {"u": self.unconstrained} if self.target is None and not self.sites else self.values()
 
     def _pointwise(self) -> dict[str, Tensor]:
         if self.target is None:
@@ -577,7 +591,7 @@ class Draws:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the draws as one safetensors file, whole or not at all.
+        """Write the draws, and the values of all sites, as one safetensors file, whole or not at all.
 
         Raises
         ------
@@ -585,8 +599,13 @@ class Draws:
             If the file cannot be written.
         """
         tensors = {name: getattr(self, name) for name in _SAVED}
-        tensors |= {f"{part}.{name}": x for part in _BY_DRAW for name, x in getattr(self, part).items()}
+        whole = self if self.target is None else replace(self, sites=replace(self, discrete={}).values())
+        tensors |= {f"{part}.{name}": x for part in _BY_DRAW for name, x in getattr(whole, part).items()}
+        labels = self._labels
         facts = {
+            "sites": list(whole.sites),
+            "dimensions": {name: list(dims) for name, dims in labels.dimensions.items()},
+            "coords": {name: [_plain(x) for x in found] for name, found in labels.coords.items()},
             "num_gradients": self.num_gradients,
             "seconds": self.seconds,
             "settings": self.settings,
@@ -597,6 +616,9 @@ class Draws:
     @classmethod
     def load(cls, path: str | Path, target: Target | None = None) -> Draws:
         """Read draws from a file, without running code from it.
+
+        Without their target, draws have the values and labels of all sites, summaries and ArviZ's groups. With it they
+        can be predicted from, left out of and used for the evidence as those that were saved.
 
         Parameters
         ----------
@@ -617,7 +639,13 @@ class Draws:
                 part, _, name = key.partition(".")
                 if part in _BY_DRAW:
                     saved[part][name] = tensor
+            labels = Labels(
+                {str(name): tuple(dims) for name, dims in facts["dimensions"].items()},
+                {str(name): tuple(found) for name, found in facts["coords"].items()},
+            )
+            saved["sites"] = {name: saved["sites"][name] for name in facts["sites"]} if target is None else {}
             draws = cls(
+                labels=labels,
                 **saved | {name: tensors[name] for name in _SAVED},
                 num_gradients=whole_number("num_gradients", facts["num_gradients"], 0),
                 seconds=real_number("seconds", facts["seconds"]),
@@ -651,9 +679,55 @@ class Draws:
 
     def space(self) -> str:
         """Return a short text with the dimension and the sites of the draws."""
-        sites = [*([] if self.target is None else [site.name for site in self.target.sites]), *self.discrete]
+        known = self.sites if self.target is None else [site.name for site in self.target.sites]
+        sites = [*known, *self.discrete]
         shown = sites if len(sites) <= 6 else [*sites[:5], f"{len(sites) - 5} more"]
         return f"dim {self.unconstrained.shape[-1]}" + (f", sites: {', '.join(shown)}" if shown else "")
+
+
+class _DataForArviz:
+    """What belongs to data, as ArviZ takes it: without those that a mask leaves out, and whole numbers as such."""
+
+    def __init__(
+        self,
+        target: Target | None,
+        names: Mapping[str, tuple[str | None, ...]],
+        coords: Mapping[str, Sequence[Any]],
+    ) -> None:
+        self._counted = {} if target is None else target.counted()
+        self._whole = frozenset[str]() if target is None else target.whole_numbers()
+        self.names, self.coords = dict(names), dict(coords)
+        for site, counted in self._counted.items():
+            own = names.get(site, ())
+            along, rest = own[: counted.dim()], own[counted.dim() :]
+            # Along one plate the data keep its labels; other data have their indices as labels.
+            labels = coords.get(along[0]) if len(along) == 1 and along[0] is not None else None
+            places = counted.nonzero().tolist()
+            if labels is not None and len(labels) == len(counted):
+                self.coords[f"{site}_datum"] = [labels[i] for (i,) in places]
+            else:
+                one = counted.dim() == 1
+                self.coords[f"{site}_datum"] = [i[0] if one else ",".join(map(str, i)) for i in places]
+            self.names[site] = (f"{site}_datum", *rest)
+
+    def counted(self, values: Mapping[str, Tensor], first: int = 2) -> dict[str, Tensor]:
+        """Return the values of data that count, from dimension ``first`` on; all of a site without a mask."""
+        found = {}
+        for name, x in values.items():
+            counted = self._counted.get(name)
+            if counted is not None:
+                last = first + counted.dim()
+                places = counted.flatten().nonzero().flatten().to(x.device)
+                x = x.reshape(*x.shape[:first], -1, *x.shape[last:]).index_select(first, places)
+            found[name] = x
+        return self.whole(found)
+
+    def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return values, those of discrete sites as whole numbers."""
+        return {
+            name: x.to(torch.int64) if name in self._whole and bool((x == x.round()).all()) else x
+            for name, x in values.items()
+        }
 
 
 def prior_predictive(
@@ -765,6 +839,12 @@ def _common_target(parts: Sequence[Draws]) -> Target | None:
     if len(targets) > 1 and len({target.fingerprint() for target in targets}) > 1:
         raise DrawsError("the draws come from different models or other data, so their chains cannot be joined")
     return targets[0] if targets else None
+
+
+def _plain(label: Any) -> str | int | float | bool:
+    """Return a label as JSON holds it."""
+    label = label.item() if isinstance(label, np.generic) else label
+    return label if isinstance(label, str | int | float | bool) else str(label)
 
 
 def as_numpy(x: Tensor) -> np.ndarray:

@@ -41,7 +41,10 @@ def assert_same(one, other):
     assert one.num_gradients == other.num_gradients and one.settings == other.settings
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning")  # short chains
+pytestmark = [
+    pytest.mark.calibration,
+    pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning"),  # short chains
+]
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,14 @@ def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
         return tree if container is None else container.from_datatree(tree)
 
 
-def summary(posterior: dict[str, Tensor], **settings: Any) -> pd.DataFrame:
+def summary(
+    posterior: dict[str, Tensor],
+    dims: Mapping[str, Sequence[str | None]],
+    coords: Mapping[str, Sequence[Any]],
+    **settings: Any,
+) -> pd.DataFrame:
     """Return ArviZ's summary of sites ``(chains, draws, *shape)``."""
-    data = as_inference_data(to_datasets({"posterior": posterior}, {}))
+    data = as_inference_data(to_datasets({"posterior": posterior}, {}, dims, coords))
     import arviz
     import numpy as np
 
@@ -176,7 +181,7 @@ def _dataset(
     names, stored = dict[str, str](), dict[str, str]()
     for site in variables:
         names[site] = _allowed(site, variables.keys() - {site} | {*names.values()})
-    for named in dict.fromkeys(named for given in dims.values() for named in given if named):
+    for named in dict.fromkeys(named for site in variables for named in dims.get(site, ()) if named):
         stored[named] = _allowed(named, {*names.values(), *stored.values()})
     renamed.update({old: new for old, new in (*stored.items(), *names.items()) if old != new})
     sizes: dict[str, int] = {}
@@ -192,7 +197,12 @@ def _dataset(
             for i, (named, size) in enumerate(zip([*given, *[None] * len(shape)], shape, strict=False))
         ]
         data[name] = (first + own, array, {} if name == site else {"site": site})
-    labels: dict[str, Any] = {stored[name]: coords.get(name, range(size)) for name, size in sizes.items()}
+    labels: dict[str, Any] = {
+        dim: list(coords.get(dim, range(size)))
+        for along, array, _ in data.values()
+        for dim, size in zip(along, array.shape, strict=True)
+    }
+    labels |= {stored[name]: list(coords.get(name, range(size))) for name, size in sizes.items()}
     for name, size in sizes.items():
         if len(found := labels[stored[name]]) != size:
             raise ShapeError(f"coords has {len(found)} labels for dimension {name!r}, whose size is {size}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,11 @@ _DECIMALS = {name: 0 if name.startswith("ess") else 2 if name == "r_hat" else 3 
 _LEAST = 4  # draws of each chain, for the columns about errors
 
 
-def summary_table(sites: Mapping[str, Tensor], round_to: int | str | None = None) -> pd.DataFrame:
+#: From the name of a site and its shape to the names of its elements.
+ElementNames = Callable[[str, Sequence[int]], list[str]]
+
+
+def summary_table(sites: Mapping[str, Tensor], names: ElementNames, round_to: int | str | None = None) -> pd.DataFrame:
     """Return the table of ``arviz.summary`` of sites ``(chains, draws, *shape)``, rounded as there.
 
     Effective sizes and R-hat are those of Vehtari et al. (2021).
@@ -27,8 +31,7 @@ def summary_table(sites: Mapping[str, Tensor], round_to: int | str | None = None
 
     rows, labels = [], []
     for name, value in sites.items():
-        shape = value.shape[2:]
-        labels += [_label(name, place) for place in np.ndindex(*shape)]
+        labels += names(name, value.shape[2:])
         rows.append(_statistics(value.detach().cpu().double().reshape(*value.shape[:2], -1).movedim(-1, 0).numpy()))
     table = pd.DataFrame(np.concatenate(rows) if rows else np.empty((0, len(_COLUMNS))), labels, _COLUMNS)
     if round_to in ("none", "None"):
@@ -36,11 +39,9 @@ def summary_table(sites: Mapping[str, Tensor], round_to: int | str | None = None
     return table.round(_DECIMALS if round_to is None else int(round_to))
 
 
-def _label(name: str, place: Sequence[int]) -> str:
-    return f"{name}[{', '.join(map(str, place))}]" if len(place) else name
-
-
-def without_stillness(table: pd.DataFrame, sites: Mapping[str, Tensor], still: Tensor) -> pd.DataFrame:
+def without_stillness(
+    table: pd.DataFrame, sites: Mapping[str, Tensor], still: Tensor, names: ElementNames
+) -> pd.DataFrame:
     """Return a summary in which numbers that stand still have no R-hat and the effective size zero.
 
     ``still (chains,)`` are the chains in which a coordinate never moved; other constants, such as the first entry of a
@@ -50,8 +51,8 @@ def without_stillness(table: pd.DataFrame, sites: Mapping[str, Tensor], still: T
         return table
     for name, value in sites.items():
         constant = (value == value[:, :1]).all(1)[still.to(value.device)].any(0)
-        labels = [_label(name, place) for place in np.argwhere(constant.cpu().numpy()).tolist()]
-        rows = table.index.isin(labels)
+        labels = names(name, value.shape[2:])
+        rows = table.index.isin([labels[i] for i in constant.flatten().nonzero().flatten().tolist()])
         for column in table.columns:
             if column.startswith(("ess", "r_hat", "mcse")):
                 table.loc[rows, column] = 0.0 if column.startswith("ess") else np.nan

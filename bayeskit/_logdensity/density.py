@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -134,20 +134,6 @@ class FunctionDensity:
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
         """Raise ``ModelError``: a function has no pointwise terms."""
         raise ModelError("a target made from functions has no pointwise log likelihood; build it with Target.from_pyro")
-
-
-def names_of(sites: Sequence[Site]) -> tuple[str, ...]:
-    """Return a readable name for each unconstrained coordinate, such as ``theta[2]``."""
-    result = []
-    for site in sites:
-        if not site.unconstrained_shape:
-            result.append(site.name)
-            continue
-        for index in torch.cartesian_prod(*(torch.arange(n) for n in site.unconstrained_shape)).reshape(
-            -1, len(site.unconstrained_shape)
-        ):
-            result.append(f"{site.name}[{','.join(str(int(i)) for i in index)}]")
-    return tuple(result)
 
 
 def fingerprint(

@@ -32,6 +32,8 @@ class WithOutcomes(Messenger):
     Where ``sites`` is None and the model observes nothing, these are the sites on which no other site depends.
     """
 
+    makes_data = True  # so that it may well observe nothing
+
     def __init__(self, model: Callable[..., Any], sites: Collection[str] | None) -> None:
         super().__init__()
         self.model, self.sites = model, None if sites is None else tuple(sites)
@@ -71,7 +73,10 @@ def _last_sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         return {name: float(site["fn"].log_prob(values[name]).sum()) for name, site in run(values).items()}
 
     with torch.no_grad():
-        sites = run({})
+        try:
+            sites = run({})
+        except Exception:  # the run that reads the model says what is wrong, and where
+            return ()
         if any(site["is_observed"] for site in sites.values()):
             return ()
         values = {name: site["value"] for name, site in sites.items()}

@@ -16,7 +16,7 @@ from bayeskit._core.functions_of_users import is_for_want_of_memory, line_of, wo
 from bayeskit._core.inputs import warn_user, whole_number
 from bayeskit._core.randomness import new_generator, validation_kept
 from bayeskit._core.untraceable import UNTRACEABLE, first_line
-from bayeskit._logdensity.density import names_of
+from bayeskit._logdensity.labels import unconstrained_names
 from bayeskit._logdensity.pyro_density import Site
 from bayeskit._logdensity.pyro_runs import tensors_in
 from bayeskit.errors import (
@@ -324,7 +324,7 @@ def checked_density(
     density.start = _place(evaluate, candidates.to(density.dtype), density, start is not None)
     _require_repeatable(evaluate, density.start)
     if check_gradient:
-        _require_gradient(evaluate, density.start, names_of(density.sites))
+        _require_gradient(evaluate, density.start, unconstrained_names(density.sites))
     if constrain is not None:
         at = density.start.unsqueeze(0) if batched else density.start
         shapes = {name: value.shape for name, value in density.values(at).items()}
@@ -426,7 +426,7 @@ def _place(evaluate: ValueAndGradient, candidates: Tensor, density: OwnDensity, 
             return rows[int(fine.to(torch.uint8).argmax())].clone()
         if bool((value.isfinite() & ~smooth).any()):
             row = gradient[int((value.isfinite() & ~smooth).to(torch.uint8).argmax())]
-            endless = names_of(density.sites)[int((~row.isfinite()).to(torch.uint8).argmax())]
+            endless = unconstrained_names(density.sites)[int((~row.isfinite()).to(torch.uint8).argmax())]
     where = "at start" if given else f"at all of {len(candidates)} points within {_WIDE:g} of zero"
     remedy = "give another start" if given else "pass start= with a point of positive density"
     values = torch.cat(seen)

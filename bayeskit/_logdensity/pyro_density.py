@@ -327,6 +327,16 @@ class PyroDensity:
         """Return the plate along each dimension of each site's value, None where there is none."""
         return self._dimensions
 
+    @property
+    def counted(self) -> dict[str, Tensor]:
+        """Which data of a site count, bool ``(*plates)``, of the sites of which a mask leaves some out."""
+        return self._constants.counted
+
+    @property
+    def whole_numbers(self) -> set[str]:
+        """The observed and summed-out sites whose values are whole numbers."""
+        return self._constants.whole
+
     def data_as_given(self) -> dict[str, Tensor]:
         """Return the data of each observed site that is no factor, in double precision, NaN where masked or missing."""
         return self._constants.given
@@ -1284,12 +1294,16 @@ class Simulation(NamedTuple):
 def _plates_of(record: Record, fn: Any) -> tuple[str | None, ...]:
     """Return the plate along each dimension of a site's value."""
     shape = record.value.shape
-    if fn is not None:
-        batch = len(shape) - fn.event_dim
-    else:
-        batch = 0 if record.log_prob is None else min(record.log_prob.dim(), len(shape))
     names = {frame.dim: frame.name for frame in record.plates if frame.dim is not None}
     sizes = {frame.dim: frame.size for frame in record.plates}
+    if fn is not None:
+        batch = len(shape) - fn.event_dim
+    elif record.log_prob is not None:
+        batch = min(record.log_prob.dim(), len(shape))
+    else:  # of a deterministic site it is not known how many dimensions follow those of the plates
+        own = [shape[: len(shape) - n] for n in range(len(shape))]
+        fitting = [len(x) for x in own if all(len(x) >= -dim and x[dim] == sizes[dim] for dim in names)]
+        batch = fitting[0] if len(fitting) == 1 and names else 0
     own = [names.get(i - batch) if sizes.get(i - batch) == shape[i] else None for i in range(batch)]
     return (*own, *[None] * (len(shape) - batch))
 

@@ -211,6 +211,8 @@ class Constants:
     params: dict[str, Tensor] = field(default_factory=dict)
     observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
     given: dict[str, Tensor] = field(default_factory=dict)  # data of each site in double precision, NaN where masked
+    counted: dict[str, Tensor] = field(default_factory=dict)  # where a mask leaves data out, which of them count, bool
+    whole: set[str] = field(default_factory=set)  # observed and summed-out sites whose values are whole numbers
     factors: dict[str, Tensor] = field(default_factory=dict)  # sum of each factor at one draw from the prior, ()
     indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, iterable in traces and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
@@ -383,6 +385,9 @@ class Reader(Messenger):
             if mask is not None:
                 kept = torch.as_tensor(mask).cpu()
                 value = value.masked_fill(~kept[(..., *[None] * fn.event_dim)], torch.nan)
+                if not bool(kept.all()):
+                    batch = torch.broadcast_to(kept, value.shape[: value.dim() - fn.event_dim])
+                    self.constants.counted[name] = batch & self.constants.counted.get(name, batch)
         self.constants.given[name] = value
 
     def _hide_masked_nan(self, msg: Any) -> None:
@@ -421,14 +426,9 @@ class Reader(Messenger):
             if self.first_run and not msg["is_observed"]:
                 check_plates(msg)
             kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
-            if (
-                self.first_run
-                and kind == "observed"
-                and fn.support.is_discrete
-                and value.is_floating_point()
-                and bool((value != value.round()).any())
-            ):
-                self.constants.relaxed.add(name)
+            if self.first_run and kind in ("observed", "enumerated") and fn.support.is_discrete:
+                relaxed = kind == "observed" and value.is_floating_point() and bool((value != value.round()).any())
+                (self.constants.relaxed if relaxed else self.constants.whole).add(name)
             mask = msg["mask"]
             if kind == "enumerated" or (kind == "latent" and isinstance(mask, Tensor)):
                 # Masked elements (padding, or the observed part of a partially observed site) reach no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
 
@@ -27,11 +27,11 @@ from bayeskit._logdensity.density import (
     first_rows,
     gather,
     lift,
-    names_of,
     raise_if_broken,
     raise_if_not_differentiable,
     warn_if_gradient_is_wrong,
 )
+from bayeskit._logdensity.labels import Labels, checked_coords, sizes_of, unconstrained_names, with_names
 from bayeskit._logdensity.own_density import ONE_DENSITY, Names, OwnDensity, OwnGradient, checked_density
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.pyro_runs import place_of
@@ -153,6 +153,8 @@ class Target:
         self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
         self.sites = density.sites
         self._engine = self._new_engine() if engine is None else engine
+        self._dims: Mapping[str, Sequence[str]] = {}
+        self._coords: Mapping[str, Sequence[Any]] = {}
         #: Cached diagnostics of this target; copies start without them.
         self.findings: dict[str, Any] = {}
 
@@ -206,7 +208,8 @@ class Target:
         """
         with process_state():
             density = PyroDensity(model, args, kwargs, new_generator(seed))
-            density.warn_without_data()
+            if not getattr(model, "makes_data", False):
+                density.warn_without_data()
             probe = density.probe(new_generator(seed))
             density.check_repeatable(probe, new_generator(seed))
             loops = not can_be_batched(density, probe)
@@ -747,9 +750,76 @@ class Target:
 
     def dimensions(self) -> dict[str, tuple[str | None, ...]]:
         """Return the plate along each dimension of each site's value, None where there is none."""
+        own: dict[str, tuple[str | None, ...]] = {}
         if isinstance(self.density, OwnDensity):
-            return {name: (None,) * len(shape) for name, shape in self.density.shapes.items()}
-        return self.density.dimensions() if isinstance(self.density, PyroDensity) else {}
+            own = {name: (None,) * len(shape) for name, shape in self.density.shapes.items()}
+        elif isinstance(self.density, PyroDensity):
+            own = {name: (None,) * value.dim() for name, value in self.named_data()[1].items()}
+            own |= self.density.dimensions()
+        return with_names(own, self._dims)
+
+    @property
+    def labels(self) -> Labels:
+        """Names of the dimensions of sites, and labels along them: of categories by the name of a plate, or given."""
+        sizes = self._sizes()
+        fitting = {name: labels for name, labels in self.categories.items() if len(labels) == sizes.get(name)}
+        return Labels(self.dimensions(), fitting | dict(self._coords))
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the sizes of plates and named dimensions."""
+        observed, constant = self.named_data()
+        shapes = {site.name: site.shape for site in self.sites}
+        shapes |= {name: value.shape for name, value in (observed | constant).items()}
+        return sizes_of(self.dimensions(), shapes)
+
+    def labelled(
+        self, coords: Mapping[str, Sequence[Any]] | None = None, dims: Mapping[str, Sequence[str]] | None = None
+    ) -> Target:
+        """Return the same target with labels along its plates and dimensions.
+
+        Summaries, warnings, reports and ArviZ have these labels, such as ``effect[Minnesota]``. A plate with the name
+        of a categorical argument or column has the categories as labels by itself.
+
+        Parameters
+        ----------
+        coords : mapping of str to sequence, optional
+            Labels by plate or dimension, such as ``{"state": ["Iowa", "Minnesota"]}``.
+        dims : mapping of str to sequence of str, optional
+            Names of the last dimensions of a site, or of an argument of the model, where plates do not name them.
+
+        Raises
+        ------
+        DataError
+            If two labels of a dimension are equal.
+        ShapeError
+            If there are more names than dimensions, or another number of labels than the dimension has.
+        UnknownNameError
+            If there is no such site, plate or dimension.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     with pyro.plate("state", 2):
+        ...         effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        ...         pyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+        >>> target = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5], dtype=torch.float64))
+        >>> target.labelled(coords={"state": ["Iowa", "Minnesota"]}).names
+        ('effect[Iowa]', 'effect[Minnesota]')
+        """
+        other = object.__new__(type(self))
+        other.__dict__ |= self.__dict__  # with its graphs, and what is known of it
+        other._dims = {**self._dims, **(dims or {})}
+        other._coords = {**self._coords, **checked_coords(coords, other._sizes())}
+        return other
+
+    def counted(self) -> dict[str, Tensor]:
+        """Return which data of a site count, bool ``(*plates)``, of the sites of which a mask leaves some out."""
+        return self.density.counted if isinstance(self.density, PyroDensity) else {}
+
+    def whole_numbers(self) -> frozenset[str]:
+        """Return the names of observed and summed-out sites whose values are whole numbers."""
+        return frozenset(self.density.whole_numbers) if isinstance(self.density, PyroDensity) else frozenset()
 
     def element_names(self) -> dict[str, tuple[str, ...]]:
         """Return names of the elements of vector sites, where the model has an attribute ``element_names``."""
@@ -926,8 +996,8 @@ class Target:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A readable name for each unconstrained coordinate, such as ``theta[2]``."""
-        return names_of(self.sites)
+        """A readable name for each unconstrained coordinate, such as ``theta[2]``, or ``theta[Iowa]`` by a label."""
+        return unconstrained_names(self.sites, self.labels)
 
     @property
     def categories(self) -> dict[str, tuple[Any, ...]]:

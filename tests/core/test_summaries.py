@@ -7,6 +7,9 @@ import torch
 
 from bayeskit._core.compatibility import summary
 from bayeskit._core.summaries import summary_table
+from bayeskit._logdensity.labels import Labels
+
+NAMES = Labels().of
 
 
 def sites(chains, draws, generator):
@@ -27,18 +30,18 @@ def sites(chains, draws, generator):
 @pytest.mark.parametrize(("chains", "draws"), [(4, 500), (2, 201), (1, 60), (3, 9)])
 def test_the_table_is_that_of_arviz(chains, draws):
     given = sites(chains, draws, torch.Generator().manual_seed(0))
-    ours, theirs = summary_table(given, "none"), summary(given, round_to="none")
+    ours, theirs = summary_table(given, NAMES, "none"), summary(given, {}, {}, round_to="none")
     assert list(ours.index) == list(theirs.index)
     if arviz.__version__.startswith("0."):
         assert list(ours.columns) == list(theirs.columns)
         np.testing.assert_allclose(ours.to_numpy(), theirs.astype(float).to_numpy(), rtol=1e-8, atol=1e-12)
-        assert summary_table(given).equals(summary(given).astype(float))
+        assert summary_table(given, NAMES).equals(summary(given, {}, {}).astype(float))
 
 
 def test_constants_and_numbers_that_are_not_finite():
     x = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    table = summary_table({"constant": torch.ones(2, 50), "nan": torch.where(x > 2, torch.nan, x)})
+    table = summary_table({"constant": torch.ones(2, 50), "nan": torch.where(x > 2, torch.nan, x)}, NAMES)
     assert table.loc["constant", ["sd", "mcse_mean"]].eq(0).all() and table.loc["constant", "ess_bulk"] == 100
     assert table.loc["nan", "mcse_mean":"r_hat"].isna().all()
-    few = summary_table({"x": x[:, :3]})
+    few = summary_table({"x": x[:, :3]}, NAMES)
     assert few["sd"]["x"] == round(float(x[:, :3].std()), 3) and few.loc["x", "mcse_mean":].isna().all()

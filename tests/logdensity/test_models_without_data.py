@@ -98,8 +98,7 @@ def test_prior_predictive_draws_before_the_data_are_those_with_data(given):
 
 def test_which_sites_are_data_can_be_said():
     x = torch.zeros(3, dtype=F64)
-    with pytest.warns(DataWarning):
-        latent = bk.prior_predictive(funnel_of, x, num_draws=10, sites=())
+    latent = bk.prior_predictive(funnel_of, x, num_draws=10, sites=())
     assert latent["x"].shape == (1, 10, 3) and not latent.posterior_predictive
     assert bk.prior_predictive(funnel_of, x, num_draws=10).posterior_predictive["x"].shape == (1, 10, 3)
     assert bk.prior_predictive(funnel, num_draws=10, sites=["x"]).posterior_predictive["x"].shape == (1, 10)

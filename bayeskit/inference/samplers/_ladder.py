@@ -172,7 +172,7 @@ def sample_ladder(
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     time_budget: float | None = None,
-    num_groups: int = 1,
+    num_groups: int | None = None,
     num_jobs: int = 1,
     progress: bool = True,
 ) -> Ladder:
@@ -194,7 +194,7 @@ def sample_ladder(
     exchange : bool, default False
         Parallel tempering: after each iteration neighbouring temperatures propose to exchange states, which improves
         mixing between modes. Costs one more gradient per iteration.
-    num_groups, num_jobs : int, default 1
+    num_groups, num_jobs : int, default None and 1
         Number of groups of neighbouring temperatures, and number run in parallel, as in :func:`sample`.
     target_acceptance, checkpoint, checkpoint_seconds, time_budget, progress
         As in :func:`sample`.
@@ -237,7 +237,8 @@ def sample_ladder(
     num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
     target_acceptance = real_number("target_acceptance", target_acceptance, "(0, 1)")
-    num_groups, num_jobs = require_groups(num_groups, num_jobs, len(levels) - 1, "temperatures")
+    groups = 1 if exchange and num_groups is None else num_groups
+    num_groups, num_jobs = require_groups(groups, num_jobs, len(levels) - 1, "temperatures")
     if exchange and num_groups > 1:
         raise SettingsError(
             "temperatures in different groups cannot exchange their states; leave num_groups=1 with exchange=True, or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import os
 import re
 import time
 import warnings
@@ -63,9 +64,21 @@ class GroupResults(NamedTuple):
         return next(one for one in (*_EARLY, "finished", *self.endings) if one in self.endings)
 
 
-def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equal: bool = False) -> tuple[int, int]:
-    """Return both numbers as ints; SettingsError if ``count`` is not divisible, a warning if jobs would idle."""
-    num_groups, num_jobs = whole_number("num_groups", num_groups, 1), whole_number("num_jobs", num_jobs, 1)
+def require_groups(
+    num_groups: int | None, num_jobs: int, count: int, what: str, *, equal: bool = False
+) -> tuple[int, int]:
+    """Return both numbers as ints; SettingsError if ``count`` is not divisible, a warning if jobs would idle.
+
+    Jobs of -1 are one for each core. Groups of None are as many as there are jobs, as far as ``count`` is divisible.
+    """
+    num_jobs = whole_number("num_jobs", num_jobs, -1)
+    if num_jobs == -1:
+        num_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_jobs = whole_number("num_jobs", num_jobs, 1)
+    if num_groups is None:
+        num_groups = next(n for n in range(min(num_jobs, max(count, 1)), 0, -1) if not equal or count % n == 0)
+        return num_groups, num_jobs
+    num_groups = whole_number("num_groups", num_groups, 1)
     if num_groups > max(count, 1) or (equal and count % num_groups):
         kind = "equal groups" if equal else "groups"
         raise SettingsError(
@@ -75,7 +88,7 @@ def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equ
     if num_jobs > 1 and num_groups == 1:
         warn_user(
             f"num_jobs={num_jobs} changes nothing: all {what} are one group, which runs as one batch in this process; "
-            "raise num_groups for groups that can run in separate processes, or leave num_jobs out",
+            "leave num_groups out for as many groups as jobs, or leave num_jobs out",
             SamplingWarning,
         )
     return num_groups, num_jobs
@@ -304,9 +317,11 @@ def sample(
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     time_budget: float | None = None,
-    num_groups: int = 1,
+    num_groups: int | None = None,
     num_jobs: int = 1,
     reparameterize: Literal["auto", False] = "auto",
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
     progress: bool = True,
 ) -> Draws: ...
 
@@ -331,9 +346,11 @@ def sample(
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     time_budget: float | None = None,
-    num_groups: int = 1,
+    num_groups: int | None = None,
     num_jobs: int = 1,
     reparameterize: Literal["auto", False] = "auto",
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
     progress: bool = True,
     **kwargs: Any,
 ) -> Draws:
@@ -382,11 +399,13 @@ def sample(
     time_budget : float, optional
         Seconds, compilation included, after which the draws made so far are returned. Groups that wait for each
         other have equal shares; sequential groups pass unused time on to later groups.
-    num_groups : int, default 1
-        Number of groups of equal size. Each group has its own adaptation and random stream.
+    num_groups : int, optional
+        Number of groups of equal size. Each group has its own adaptation and random stream. By default as many as there
+        are jobs, or the next smaller number that divides the chains.
     num_jobs : int, default 1
-        Number of groups run in parallel, in processes or on a Dask cluster (:func:`bayeskit.parallel.map_tasks`).
-        ``num_groups`` changes the draws, ``num_jobs`` does not.
+        Number of groups run in parallel, in processes or on a Dask cluster (:func:`bayeskit.parallel.map_tasks`); -1
+        for one on each core. ``num_groups`` changes the draws, ``num_jobs`` does not: give both where draws have to be
+        the same on other machines.
     reparameterize : "auto" or False, default "auto"
         "auto" moves the chains in coordinates in which normal, log-normal, Student-t, Laplace, Cauchy, Gumbel and
         logistic sites whose location or scale depends on other sites are centred as much as suits the data: chosen
@@ -396,6 +415,12 @@ def sample(
         long for its peak, as in the neck of a funnel or under a vague prior: Metropolis' rule accepts values of all
         coordinates that nested Laplace approximations propose in every second iteration (after Rue, Martino and Chopin
         2009). A trajectory that diverges where such jumps lead does not count as divergent.
+    coords : mapping of str to sequence, optional
+        Labels along plates and dimensions, such as ``{"state": ["Iowa", "Minnesota"]}``, which summaries, warnings,
+        reports and ArviZ have (``effect[Minnesota]``). A plate with the name of a categorical argument or column has
+        its categories by itself.
+    dims : mapping of str to sequence of str, optional
+        Names of the last dimensions of a site, where plates do not name them.
     progress : bool, default True
         Show a progress bar for runs longer than two seconds.
     **kwargs
@@ -419,7 +444,10 @@ def sample(
         If the kernel is tempered, there is nothing to run, or the chains cannot be divided equally; or if a target is
         given together with arguments of a model.
     ShapeError, DataError
-        If starting points have the wrong shape, or values of sites lie outside their support.
+        If starting points have the wrong shape, or values of sites lie outside their support; if labels are too many,
+        too few or equal.
+    UnknownNameError
+        If labels are of a plate or dimension, or names of a site, that the model has not.
     BudgetError
         If the time budget ends before the first draw, in every group.
     WorkerError
@@ -466,6 +494,8 @@ def sample(
         raise SettingsError(
             f"sample takes a Target or a Pyro model, not a {type(target).__name__}; pass the model and its arguments"
         )
+    if coords or dims:
+        target = target.labelled(coords, dims)
     kernel = HMC() if kernel is None else kernel
     if isinstance(kernel, type) or not all(hasattr(kernel, name) for name in ("beta", "with_settings")):
         raise SettingsError(f"kernel must be HMC(...) or NUTS(...), not {kernel!r}")
@@ -581,7 +611,7 @@ _ELSEWHERE = (
     dict.fromkeys(("draws", "num_draws", "iter_sampling", "nsteps"), "num_samples")
     | dict.fromkeys(("tune", "warmup", "warmup_steps", "iter_warmup", "burn_in", "burnin"), "num_warmup")
     | dict.fromkeys(("chains", "nwalkers"), "num_chains")
-    | dict.fromkeys(("cores", "parallel_chains", "num_cores", "n_jobs"), "num_groups and num_jobs")
+    | dict.fromkeys(("cores", "parallel_chains", "num_cores", "n_jobs"), "num_jobs")
     | dict.fromkeys(("target_accept", "target_accept_prob", "adapt_delta"), "target_acceptance")
     | dict.fromkeys(("random_seed", "rng_key", "random_state"), "seed")
     | dict.fromkeys(("init", "inits", "initvals", "initial_params", "init_params"), "initial")
@@ -589,7 +619,7 @@ _ELSEWHERE = (
     | dict.fromkeys(("thin",), "thinning")
     | dict.fromkeys(("step", "nuts_sampler"), "kernel")
     | dict.fromkeys(("max_treedepth", "max_tree_depth"), "kernel=NUTS(max_depth=...)")
-    | dict.fromkeys(("coords", "dims", "idata_kwargs"), "draws.to_arviz(coords=..., dims=...)")
+    | dict.fromkeys(("idata_kwargs",), "coords and dims")
 )
 
 

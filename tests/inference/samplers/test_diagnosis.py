@@ -182,7 +182,9 @@ def test_slow_chains_are_told_from_long_tails(noise, target):
 
 
 def test_few_draws_are_not_judged(noise, target):
-    assert problems(draws_of(sticky(noise, 0)[:, :150], target), 256) == []
+    assert problems(draws_of(sticky(noise, 0)[:, :40], target), 256) == []
+    (one,) = problems(draws_of(sticky(noise, 0)[:, :150], target), 256)
+    assert "disagree (R-hat" in one and "> 1.07 for" in one
 
 
 def cut_angle():
