@@ -577,6 +577,7 @@ class Draws:
             names = [name for name in whole[0] if all(name in one for one in whole)]
             return {name: torch.cat([one[name][:, one[name].shape[1] - count :] for one in whole]) for name in names}
 
+        by_draw: dict[str, Any] = {part: joined(part) for part in _BY_DRAW[1:]}
         return cls(
             torch.cat([part.unconstrained[:, part.num_draws - count :] for part in parts]),
             torch.cat([part.log_prior[:, part.num_draws - count :] for part in parts]),
@@ -587,7 +588,8 @@ class Draws:
             sum(part.seconds for part in parts),
             _joint_settings([part.settings for part in parts]),
             target,
-            **{part: joined(part) for part in _BY_DRAW[1:]},
+            labels=parts[0].labels,
+            **by_draw,
         )
 
     def save(self, path: str | Path) -> None:

@@ -1301,8 +1301,8 @@ def _plates_of(record: Record, fn: Any) -> tuple[str | None, ...]:
     elif record.log_prob is not None:
         batch = min(record.log_prob.dim(), len(shape))
     else:  # of a deterministic site it is not known how many dimensions follow those of the plates
-        own = [shape[: len(shape) - n] for n in range(len(shape))]
-        fitting = [len(x) for x in own if all(len(x) >= -dim and x[dim] == sizes[dim] for dim in names)]
+        parts = [shape[: len(shape) - n] for n in range(len(shape))]
+        fitting = [len(x) for x in parts if all(len(x) >= -dim and x[dim] == sizes[dim] for dim in names)]
         batch = fitting[0] if len(fitting) == 1 and names else 0
     own = [names.get(i - batch) if sizes.get(i - batch) == shape[i] else None for i in range(batch)]
     return (*own, *[None] * (len(shape) - batch))

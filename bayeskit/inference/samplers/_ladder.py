@@ -237,8 +237,8 @@ def sample_ladder(
     num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
     target_acceptance = real_number("target_acceptance", target_acceptance, "(0, 1)")
-    groups = 1 if exchange and num_groups is None else num_groups
-    num_groups, num_jobs = require_groups(groups, num_jobs, len(levels) - 1, "temperatures")
+    wanted = 1 if exchange and num_groups is None else num_groups
+    num_groups, num_jobs = require_groups(wanted, num_jobs, len(levels) - 1, "temperatures")
     if exchange and num_groups > 1:
         raise SettingsError(
             "temperatures in different groups cannot exchange their states; leave num_groups=1 with exchange=True, or "

@@ -114,7 +114,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(checkpoint):
 @pytest.mark.calibration
 @pytest.mark.parametrize(
     ("change", "name"),
-    [({"num_samples": 60}, "num_samples"), ({"seed": 1}, "seed"), ({"num_warmup": 60}, "num_warmup")],
+    [({"num_samples": 40}, "num_samples"), ({"seed": 1}, "seed"), ({"num_warmup": 60}, "num_warmup")],
 )
 def test_a_checkpoint_of_other_settings_is_refused(checkpoint, change, name):
     path, target, _ = checkpoint

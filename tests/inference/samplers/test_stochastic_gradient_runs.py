@@ -90,7 +90,10 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch, kernel, order,
     with pytest.raises(CheckpointError, match="kernel="):
         sample_stochastic_gradient(target, SGLD(0.5), **settings, checkpoint=path)
     with pytest.raises(CheckpointError, match="num_samples="):
-        sample_stochastic_gradient(target, kernel, **(settings | {"num_samples": 13}), checkpoint=path)
+        sample_stochastic_gradient(target, kernel, **(settings | {"num_samples": 11}), checkpoint=path)
+    longer = settings | {"num_samples": 14}
+    goes_on = sample_stochastic_gradient(target, kernel, **longer, checkpoint=path)
+    assert torch.equal(goes_on.unconstrained, sample_stochastic_gradient(target, kernel, **longer).unconstrained)
     other = MinibatchTarget.from_pyro(normal_mean, -Y, BATCH_SIZE, row_order=order)
     with pytest.raises(CheckpointError, match="another model"):
         sample_stochastic_gradient(other, kernel, **settings, checkpoint=path)
