@@ -20,7 +20,7 @@ from bayeskit._core.page import result_html
 from bayeskit._core.storage import loaded_tensors, save_tensors
 from bayeskit._core.summaries import summary_table, without_stillness
 from bayeskit._leave_one_out import Groups, LeaveOneOutScore, leave_one_out
-from bayeskit._logdensity.labels import Labels, with_names
+from bayeskit._logdensity.labels import DimensionLabels, with_names
 from bayeskit._logdensity.outcomes import WithOutcomes
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.target import NO_TARGET, Target
@@ -77,7 +77,7 @@ class Draws:
         Where the chains ended, for :meth:`extend`. It is not saved.
     sites : dict of Tensor
         Values of the sites of draws that were loaded without their target, each ``(chains, draws, *shape)``.
-    labels : Labels
+    labels : DimensionLabels
         Names of the dimensions of these sites, and labels along them.
 
     Examples
@@ -105,7 +105,7 @@ class Draws:
     discrete: dict[str, Tensor] = field(default_factory=dict)
     continuation: Continuation | None = field(default=None, repr=False)
     sites: dict[str, Tensor] = field(default_factory=dict)
-    labels: Labels = field(default_factory=Labels)
+    labels: DimensionLabels = field(default_factory=DimensionLabels)
 
     def __post_init__(self) -> None:
         if self.unconstrained.dim() != 3:
@@ -436,7 +436,7 @@ class Draws:
         prior : Draws, optional
             Of :func:`bayeskit.prior_predictive`; adds its groups.
         coords : mapping of str to sequence, optional
-            Labels along dimensions, such as ``{"group": ["A", "B"]}``; by default numbers from 0.
+            DimensionLabels along dimensions, such as ``{"group": ["A", "B"]}``; by default numbers from 0.
         dims : mapping of str to sequence of str, optional
             Names of the last dimensions of a site, where plates do not name them.
 
@@ -489,7 +489,7 @@ class Draws:
         return datasets | ({} if prior is None else prior.to_datasets(coords=coords, dims=dims))
 
     @property
-    def _labels(self) -> Labels:
+    def _labels(self) -> DimensionLabels:
         return self.labels if self._whole is None else self._whole.labels
 
     def _names(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str | None, ...]]:
@@ -641,7 +641,7 @@ class Draws:
                 part, _, name = key.partition(".")
                 if part in _BY_DRAW:
                     saved[part][name] = tensor
-            labels = Labels(
+            labels = DimensionLabels(
                 {str(name): tuple(dims) for name, dims in facts["dimensions"].items()},
                 {str(name): tuple(found) for name, found in facts["coords"].items()},
             )

@@ -17,7 +17,7 @@ Dimensions = Mapping[str, tuple[str | None, ...]]
 
 
 @dataclass(frozen=True)
-class Labels:
+class DimensionLabels:
     """Names of dimensions by site, and labels by dimension."""
 
     dimensions: Dimensions = field(default_factory=dict)
@@ -81,10 +81,10 @@ def checked_coords(
     return found
 
 
-def unconstrained_names(sites: Sequence[Site], labels: Labels | None = None) -> tuple[str, ...]:
+def unconstrained_names(sites: Sequence[Site], labels: DimensionLabels | None = None) -> tuple[str, ...]:
     """Return a readable name for each unconstrained coordinate, such as ``theta[2]`` or ``effect[Minnesota]``."""
     names: list[str] = []
     for site in sites:
-        known = labels if labels is not None and site.unconstrained_shape == site.shape else Labels()
+        known = labels if labels is not None and site.unconstrained_shape == site.shape else DimensionLabels()
         names += known.of(site.name, site.unconstrained_shape)
     return tuple(names)

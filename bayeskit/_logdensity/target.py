@@ -31,7 +31,7 @@ from bayeskit._logdensity.density import (
     raise_if_not_differentiable,
     warn_if_gradient_is_wrong,
 )
-from bayeskit._logdensity.labels import Labels, checked_coords, sizes_of, unconstrained_names, with_names
+from bayeskit._logdensity.labels import DimensionLabels, checked_coords, sizes_of, unconstrained_names, with_names
 from bayeskit._logdensity.own_density import ONE_DENSITY, Names, OwnDensity, OwnGradient, checked_density
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.pyro_runs import place_of
@@ -759,11 +759,11 @@ class Target:
         return with_names(own, self._dims)
 
     @property
-    def labels(self) -> Labels:
+    def labels(self) -> DimensionLabels:
         """Names of the dimensions of sites, and labels along them: of categories by the name of a plate, or given."""
         sizes = self._sizes()
         fitting = {name: labels for name, labels in self.categories.items() if len(labels) == sizes.get(name)}
-        return Labels(self.dimensions(), fitting | dict(self._coords))
+        return DimensionLabels(self.dimensions(), fitting | dict(self._coords))
 
     def _sizes(self) -> dict[str, int]:
         """Return the sizes of plates and named dimensions."""
@@ -783,7 +783,7 @@ class Target:
         Parameters
         ----------
         coords : mapping of str to sequence, optional
-            Labels by plate or dimension, such as ``{"state": ["Iowa", "Minnesota"]}``.
+            DimensionLabels by plate or dimension, such as ``{"state": ["Iowa", "Minnesota"]}``.
         dims : mapping of str to sequence of str, optional
             Names of the last dimensions of a site, or of an argument of the model, where plates do not name them.
 
@@ -1001,7 +1001,7 @@ class Target:
 
     @property
     def categories(self) -> dict[str, tuple[Any, ...]]:
-        """Labels of the categories among the model's arguments, in the order of their codes.
+        """DimensionLabels of the categories among the model's arguments, in the order of their codes.
 
         Keys are the names of arguments, or of columns and keys where an argument is a frame or a mapping.
         """

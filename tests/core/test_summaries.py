@@ -7,9 +7,9 @@ import torch
 
 from bayeskit._core.compatibility import summary
 from bayeskit._core.summaries import summary_table
-from bayeskit._logdensity.labels import Labels
+from bayeskit._logdensity.labels import DimensionLabels
 
-NAMES = Labels().of
+NAMES = DimensionLabels().of
 
 
 def sites(chains, draws, generator):
