@@ -24,7 +24,7 @@ from bayeskit._logdensity.labels import DimensionLabels, with_names
 from bayeskit._logdensity.outcomes import WithOutcomes
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.target import NO_TARGET, Target
-from bayeskit.errors import DrawsError, ModelError
+from bayeskit.errors import DrawsError, ModelError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _SCHEMA = Schema("draws", 2)
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
-_BY_DRAW = ("sample_stats", "sites", "discrete", "posterior_predictive", "predictions")
+_PREDICTIVE = ("posterior_predictive", "predictions")
+_BY_DRAW = ("sample_stats", "sites", "discrete", *_PREDICTIVE)
 _SHOWN_SETTINGS = ("sampler", "num_warmup", "seed", "ending")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
 
@@ -134,9 +135,14 @@ class Draws:
     def __getitem__(self, name: str) -> Tensor:
         """Return the values of a site, ``(chains, draws, *shape)``; UnknownNameError for a name that is no site."""
         values = self.values()
-        if name not in values:
-            raise unknown_name("site", name, list(values))
-        return values[name]
+        if name in values:
+            return values[name]
+        for part in _PREDICTIVE:
+            if name in getattr(self, part):
+                raise UnknownNameError(f"{name!r} has no posterior draws; its predictive ones are .{part}[{name!r}]")
+        if self._whole is not None and name in self._whole.whole_numbers():
+            raise UnknownNameError(f"{name!r} is observed or summed out; draw a summed-out site by .infer_discrete()")
+        raise unknown_name("site", name, list(values))
 
     def summary(self, **settings: Any) -> pd.DataFrame:
         """Return ArviZ's summary: mean, standard deviation, interval, Monte Carlo errors, effective sizes and R-hat.
@@ -668,7 +674,7 @@ class Draws:
         if self.target is not None:
             sites = [f"{site.name} {tuple(site.shape)}" if site.shape else site.name for site in self.target.sites]
             facts["sites"] = ", ".join(sites[:20]) + (f" and {len(sites) - 20} more" if len(sites) > 20 else "")
-        for name in ("posterior_predictive", "predictions"):
+        for name in _PREDICTIVE:
             if found := getattr(self, name):
                 facts[name] = ", ".join(found)
         if (diverging := self.sample_stats.get("diverging")) is not None:
@@ -677,7 +683,8 @@ class Draws:
         return facts | {"gradients": str(self.num_gradients), "seconds": f"{self.seconds:.1f}"}
 
     def __repr__(self) -> str:
-        return f"Draws({self.num_chains} chains x {self.num_draws} draws, {self.space()})"
+        drawn = [f"{part}: {', '.join(getattr(self, part))}" for part in _PREDICTIVE if getattr(self, part)]
+        return f"Draws({self.num_chains} chains x {self.num_draws} draws, {', '.join([self.space(), *drawn])})"
 
     def space(self) -> str:
         """Return a short text with the dimension and the sites of the draws."""

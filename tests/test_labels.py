@@ -67,6 +67,15 @@ def test_counts_are_whole_numbers(draws):
     assert data["posterior"]["line"].dtype == np.float64
 
 
+def test_where_predictive_draws_are_is_said(draws):
+    predicted = draws.predictive()
+    assert repr(predicted).endswith("sites: mean, slope, effect, posterior_predictive: y)")
+    with pytest.raises(UnknownNameError, match=r"predictive ones are \.posterior_predictive\['y'\]"):
+        predicted["y"]
+    with pytest.raises(UnknownNameError, match=r"'y' is observed or summed out; .*infer_discrete"):
+        draws["y"]
+
+
 def gaps(y, seen):
     mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
     with pyro.plate("row", len(y)), pyro.poutine.mask(mask=seen):
