@@ -149,7 +149,7 @@ def test_run_writes_the_posterior(tmp_path):
     assert "finished before: beta_binomial: 2 chains of 50 draws" in call(*arguments).stdout
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_run_runs_a_page(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = call("run", "nile_change_point", "--out", tmp_path / "out", "--small", "--quiet")

@@ -110,7 +110,7 @@ def lists_of_private_modules(trees: Modules) -> list[str]:
     ]
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_what_users_import_is_listed_where_they_import_it():
     """In a package or a public module, and nowhere else; what such a module does not list is private."""
     assert unmarked(modules(ROOT)) == []

@@ -225,7 +225,7 @@ def test_a_likelihood_of_zero_does_not_count_where_its_datum_is_left_out():
     torch.testing.assert_close(rest, expected)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_patterns_of_an_alignment_count_as_often_as_they_occur():
     alignment = Alignment.from_sequences({"a": "ACGTACGTAA", "b": "ACGTACGAAA", "c": "ACTTACGTCA"})
     target = bk.Target.from_pyro(TreeModel(alignment, Tree.from_newick("(a,b,c);")))

@@ -52,7 +52,7 @@ def _of_items(y):
     return by_quadrature(-0.5 * (GRID[:, 0] - 1).square(), torch.stack(terms).logsumexp(0))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_labels_that_are_summed_out_are_left_out_with_their_item(limit):
     score, target = scored(annotators, ITEMS, by="item")
     assert score.sites == {"item": {"item": 5}}
@@ -204,7 +204,7 @@ def _mean(y):
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_groups_by_an_index(limit):
     each = dist.Normal(GRID, 1.0).log_prob(Y)
     exact = by_quadrature(

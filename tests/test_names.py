@@ -25,7 +25,7 @@ def model_of(latent, plate, observed):
     return model
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_names_pass_to_arviz_and_back(name, tmp_path):
     model = model_of(name, f"{name} plate", f"{name} data")

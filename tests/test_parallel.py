@@ -106,7 +106,7 @@ def kill_idle(noticed):
     return dead
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "just now"])
 def test_processes_that_die_while_idle_cost_no_task(tmp_path, noticed):
     expected = map_tasks(work, jobs(tmp_path / "calm"), num_jobs=2, progress=False)

@@ -69,7 +69,7 @@ def same(first, second):
     return all(torch.equal(a[0], b[0]) and a[1] == b[1] == 1 for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_dask_and_serial_agree_and_each_task_has_its_process_to_itself(client, tmp_path):
     """Processes are compared with the serial run in test_parallel.py, for equality, hence with Dask too."""
     tasks = jobs(tmp_path / "log")
@@ -78,7 +78,7 @@ def test_dask_and_serial_agree_and_each_task_has_its_process_to_itself(client, t
         assert same(serial, map_tasks(work, tasks, num_jobs=4, progress=False))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_groups_of_chains_are_the_same_here_in_processes_and_on_a_cluster(client):
     settings = {"num_chains": 4, "num_warmup": 30, "num_samples": 10, "num_groups": 2, "progress": False}
     target = bk.exact.get("linreg10").target()
@@ -94,7 +94,7 @@ def test_groups_of_chains_are_the_same_here_in_processes_and_on_a_cluster(client
     assert not torch.equal(serial.unconstrained[:2], serial.unconstrained[2:])
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_killed_worker_costs_only_its_task(client, tmp_path):
     expected = map_tasks(work, jobs(tmp_path / "calm"), progress=False)
     log, folder = tmp_path / "log", tmp_path / "run"
@@ -106,14 +106,14 @@ def test_a_killed_worker_costs_only_its_task(client, tmp_path):
     assert sorted(starts(log)) == [0, 1, 2, 2, 3, 4, 5]
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_an_error_names_its_task(client, tmp_path):
     with joblib.parallel_config(backend="dask"), pytest.raises(ZeroDivisionError) as caught:
         map_tasks(work, jobs(tmp_path / "log", fails=True), num_jobs=2, progress=False)
     assert caught.value.__notes__[0].startswith("raised by task 2: Job(seed=2")
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_task_that_kills_every_worker_is_named(client, tmp_path):
     log, folder = tmp_path / "log", tmp_path / "run"
     tasks = jobs(log, folder=str(folder), num_deaths=99)

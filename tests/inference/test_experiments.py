@@ -277,7 +277,7 @@ def window(x):
     pyro.sample("y", dist.Uniform(theta - x, theta + x))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_gradients_are_compared_with_differences():
     def step(x):
         theta = pyro.sample("theta", dist.Normal(torch.zeros_like(x), 1.0))
@@ -325,7 +325,7 @@ def test_a_design_that_was_still_getting_better_is_not_trusted():
     assert not found.trusted and "support of the data" in found.warnings[0]
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_designs_and_bounds_are_of_any_library():
     options = {"of": "theta", "about": "y", "num_outer": 50}
     for design in (1.5, [1.5], torch.tensor(1.5, dtype=DOUBLE).numpy()):

@@ -53,7 +53,7 @@ def test_gradient_is_that_of_the_value(named, beta):
     assert not value.requires_grad and not gradient.requires_grad
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_batch_shapes(named):
     _, _, target = named
     u = normal(2, 3, target.dim, seed=8, scale=0.5)

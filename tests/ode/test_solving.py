@@ -194,7 +194,7 @@ def test_a_chain_that_blows_up_leaves_the_others_as_they_are(compiled, request):
     assert (right_path - start[fine].unsqueeze(1) / (1 - start[fine].unsqueeze(1) * times[:, None])).abs().max() < 1e-4
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHOD_NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_failed_chain_that_is_not_used_leaves_the_gradient_of_shared_parameters(method, compiled, request):

@@ -119,7 +119,7 @@ def _full(*args, **kwargs):
     raise OutputError("the disk is full")
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
     whole = tmp_path / "whole"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -194,7 +194,7 @@ def scores_of(shift):
     return (mean.mean(0) - 1) / (mean.std(0) / math.sqrt(len(mean)))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_probabilities_are_calibrated_under_the_prior(limit):
     assert abs(scores_of((0, 0, 0))).max() < limit(3)
 

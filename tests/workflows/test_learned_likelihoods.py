@@ -256,7 +256,7 @@ def test_settings_and_priors_are_checked():
         rejection_abc(shifted, PLAIN, torch.tensor([100.0, 101.0]))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_data_off_the_simulations_are_refused(small):
     def model(y):
         mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), 2.0))
@@ -284,7 +284,7 @@ def test_data_off_the_simulations_are_refused(small):
         pairs(torch.zeros(3, 1)).log_prob(torch.zeros(3))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_stored_likelihood_is_the_same_and_knows_its_simulator(small, tmp_path):
     path = tmp_path / "likelihood.safetensors"
     small.save(path)
@@ -308,7 +308,7 @@ def test_a_stored_likelihood_is_the_same_and_knows_its_simulator(small, tmp_path
         LearnedLikelihood.load(tmp_path / "damaged")
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_seeds_decide(small):
     again = learn_likelihood(shifted, PLAIN, num_simulations=1000, num_epochs=10, progress=False)
     other = learn_likelihood(shifted, PLAIN, num_simulations=1000, num_epochs=10, progress=False, seed=1)
@@ -361,7 +361,7 @@ def at_mean(y, given, spread, mask):
         pyro.sample("y", given(mean.expand(len(y), 1)), obs=y)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_prior_beyond_the_simulated_parameters_is_noticed(small):
     y, every = torch.tensor([0.5, -1.0], dtype=DOUBLE), torch.ones(2, dtype=torch.bool)
     with warnings.catch_warnings():
@@ -371,7 +371,7 @@ def test_a_prior_beyond_the_simulated_parameters_is_noticed(small):
         bk.Target.from_pyro(at_mean, y, small, 30.0, every, compile=False)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_masked_placeholders_are_no_data(small):
     y, mask = torch.tensor([0.5, -1.0], dtype=DOUBLE), torch.tensor([True, False])
     u = torch.zeros(1, 1, dtype=DOUBLE)
@@ -383,7 +383,7 @@ def test_masked_placeholders_are_no_data(small):
         bk.Target.from_pyro(at_mean, odd, small, 2.0, torch.tensor([True, True]))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_parameters_of_other_shapes_and_libraries(small):
     y = torch.zeros(())
     assert torch.equal(small([0.0]).log_prob(y), small(np.zeros(1)).log_prob(y))

@@ -60,7 +60,7 @@ def tiny_comparison(models):
     return quietly_compared(models, budget=TINY, seed=1, progress=False)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_radiata_pine(limit):
     cases = {"density": exact.radiata_pine("x"), "adjusted": exact.radiata_pine("z")}
     result = compare_models({name: case.target() for name, case in cases.items()}, budget=SMALL, progress=False)

@@ -122,7 +122,7 @@ def _scores(regression, num_runs):
     return torch.tensor([(z.log_evidence - exact) / z.standard_error for z in runs])
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_errors_are_right(regression, calibrated):
     scores = _scores(regression, 24)
     assert calibrated(scores, off=0.2), scores

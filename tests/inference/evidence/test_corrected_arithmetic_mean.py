@@ -127,7 +127,7 @@ def test_a_box_without_end_loses_no_point():
     assert bool(x.isfinite().all()) and bool((box.log_prob(x) > law.log_prob(x) + math.log(0.8) - 1e-9).all())
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["radiata_pine_m1", "eight_schools", "linreg10"])
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning")
 def test_it_agrees_with_the_exact_answer(name, limit):

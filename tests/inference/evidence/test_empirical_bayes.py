@@ -174,7 +174,7 @@ def test_coefficients_without_relevance_are_named():
     assert heights == sorted(heights, reverse=True)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_counts_with_normal_effects_against_quadrature():
     y = [52.0, 61, 140, 33, 88, 70, 45, 97, 120, 66]
 
@@ -315,7 +315,7 @@ def test_a_jump_of_laplaces_approximation_is_seen(report, smooth):
             assert not z.trusted and any("another mode of the other sites" in why for why in z.warnings)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_seeds_repeat_a_search():
     target = bk.Target.from_pyro(two_roots, torch.tensor([6.0, 0.4], dtype=DOUBLE))
     one, same, other = (maximize(target, over="root", num_starts=3, seed=seed) for seed in (1, 1, 2))
@@ -344,7 +344,7 @@ def test_what_cannot_be_maximised():
         maximize(target, over=["effect"])
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_the_result_says_what_it_is():
     z = maximize(bk.Target.from_pyro(schools, 3 * EFFECTS, ERRORS), over=["mean", "spread"])
     assert isinstance(z, MaximizedEvidence)

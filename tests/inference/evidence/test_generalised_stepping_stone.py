@@ -79,7 +79,7 @@ def test_a_rebased_target_has_the_same_posterior(linear):
         path.pointwise_log_likelihood(u)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_it_is_exact_and_sharp(linear, calibrated):
     """Over replicates z is standard normal, with an error far below that of a ladder from the prior."""
     case, target = linear

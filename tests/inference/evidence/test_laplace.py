@@ -173,7 +173,7 @@ def scores(smoothed, replicates=60):
     return np.array([(z.log_evidence - log_evidence) / z.standard_error for z in found])
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("smoothed", [True, False])
 def test_the_standard_error_is_right(smoothed, monkeypatch, calibrated):
     if not smoothed:  # the same draws, which have been searched for missed modes

@@ -153,7 +153,7 @@ def heavy_cases():
     }
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("name", heavy_cases())
 def test_errors_are_right_where_tails_are_heavier_than_those_of_gamma_distributions(name, limit, calibrated):
     target, wanted = heavy_cases()[name]
@@ -215,7 +215,7 @@ def test_another_mode_off_all_coordinate_axes_is_noticed():
         assert any("a mode with a mass of" in warning for warning in z.warnings), z.warnings
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("prior", "size", "off"),

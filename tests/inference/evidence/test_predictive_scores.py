@@ -167,7 +167,7 @@ def tree():
     return model, target, bk.sample(target, 16, 150, 250, seed=0, progress=False)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_sites_of_an_alignment_count_as_often_as_they_occur(tree, limit):
     """Evidence with one site less and with one site more gives both scores exactly."""
     model, target, draws = tree
@@ -192,7 +192,7 @@ def test_sites_of_an_alignment_count_as_often_as_they_occur(tree, limit):
         assert score.standard_error < 0.1 and score.diagnostics["num_observations"] == 72
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_patterns_are_not_powers(tree):
     """Counting a pattern's sites as one observation would give another score."""
     _, target, draws = tree

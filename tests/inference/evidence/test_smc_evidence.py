@@ -38,7 +38,7 @@ def run(target):
 CASES = ("linreg10", "radiata_pine_m1", "radiata_pine_m2", "beta_binomial", "eight_schools", "three_taxon_tree")
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_it_agrees_with_the_exact_answer(name, limit):
     case = bk.exact.get(name)

@@ -143,7 +143,7 @@ def moment_scores(draws, law):
     return torch.cat(scores)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prior", "loss", "data", "weight"),
     [

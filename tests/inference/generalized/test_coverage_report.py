@@ -64,7 +64,7 @@ def test_a_reversed_region_fails(monkeypatch, limit) -> None:
         test_nominal_95_percent_of_a_location(2.0, 0.67290, "flat", limit)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize(("weight", "exact"), [(1.0, 0.92001), (0.797885, 0.95)])
 def test_median_in_the_limit(weight: float, exact: float, limit) -> None:
     """Asymptotic; with 4,000 data what is left of the limit is below the Monte Carlo error of 400 data sets."""

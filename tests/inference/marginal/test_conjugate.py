@@ -197,7 +197,7 @@ def test_draws_of_the_sites_have_their_exact_distribution(name, limit):
         assert float(products.abs().max()) < limit(5)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_the_evidence_of_a_conjugate_marginal_is_exact(limit):
     """Of one group, by quadrature of the known likelihood."""
 
@@ -291,7 +291,7 @@ def single(prior, likelihood, y):
     return target, exact
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("vague", [1.0, 0.1, 0.01])
 @pytest.mark.parametrize("name", ["gamma", "inverse gamma", "beta"])
 def test_vague_conjugate_priors(name, vague):

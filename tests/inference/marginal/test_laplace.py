@@ -62,7 +62,7 @@ def test_the_error_of_one_count_is_that_of_laplace(y, scale, known, error):
     assert correction.standard_error == 0
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_rotation_of_independent_groups_is_dense_and_changes_nothing():
     y = torch.poisson(torch.full((30,), 2.0), generator=torch.Generator().manual_seed(1)).to(FLOAT)
     rotation = torch.linalg.qr(torch.randn(30, 30, generator=torch.Generator().manual_seed(2), dtype=FLOAT))[0]

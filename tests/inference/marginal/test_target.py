@@ -24,7 +24,7 @@ def test_values_do_not_depend_on_what_was_evaluated_before():
     assert target.fingerprint() == again.fingerprint()
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_the_marginal_of_eight_schools_has_its_posterior_and_evidence(limit):
     case = bk.exact.get("eight_schools")
     target = bk.marginalize(case.target(), ["eta"])

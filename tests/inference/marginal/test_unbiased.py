@@ -120,7 +120,7 @@ def test_importance_sampling_draws_the_latents_of_dense_groups(limit):
     assert float(z.abs().max()) < limit(len(COUNTS))
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_draws_are_weighted_by_the_likelihood_itself():
     """Half of the draws at either of two vectors: after resampling the shares are those of the exact likelihood."""
     target = corrected(counted, ["effect"], COUNTS)

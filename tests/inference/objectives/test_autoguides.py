@@ -173,7 +173,7 @@ def check_conjugate(guide_class, objective, monkeypatch):
     assert abs(objective.loss(conjugate, guide, x) + evidence) < 1e-8
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("objective", [ELBO, STL])
 @pytest.mark.parametrize("guide_class", [AutoNormal, AutoMultivariateNormal])
 def test_a_conjugate_mean_gets_its_posterior(guide_class, objective, monkeypatch):

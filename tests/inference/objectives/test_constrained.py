@@ -108,7 +108,7 @@ def test_training_reaches_the_rate_distortion_optimum(constraint, multiplier):
     assert abs(float(objective.multiplier) / multiplier - 1) < 1e-3
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_the_multiplier_settles_where_draws_are_random(limit):
     x, code = gaussian_data().repeat(25, 1), LinearCode(dist.Normal)
     objective = GECO(MeanSquaredError("x", DISTORTION * DIMENSIONS, summed=True), 4, smoothing=0.9, rate=0.02)

@@ -261,7 +261,7 @@ def test_dual_averaging_finds_the_step_size_of_a_known_curve():
             assert bool(((share > 1) & (share < 1 + 4 / count**0.25)).all()), share
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_acceptance_comes_near_its_target(limit):
     """The harmonic mean over a group's chains, from which it learns, keeps the wanted mean after warm-up.
 

@@ -374,7 +374,7 @@ def switch_of(target, settings, monkeypatch):
     return draws, seen.index(True) if True in seen else None
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [HMC(), NUTS()], ids=["HMC", "NUTS"])
 def test_a_run_compiles_when_what_is_left_repays_it_and_resumes_alike_on_either_side(kernel, tmp_path, monkeypatch):
     # Repaid by some 190 calls; at the first window, 75 transitions are left, of three leapfrog steps at least.

@@ -74,7 +74,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["pyro", "module", "functions"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(str(v)[:7] for v in s.values()))
 def test_the_mean_over_all_batches_is_exact(name, settings):

@@ -321,7 +321,7 @@ def test_divergences_are_counted():
 # -- compiled, resumed, and bad input -----------------------------------------------------------
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.compiler
 def test_compiled_moves_are_the_eager_ones(skewed):
     """Trees of up to 255 leaves, a factor with another memory layout, and draws that differ by rounding only."""

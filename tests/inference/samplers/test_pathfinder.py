@@ -138,7 +138,7 @@ def cliff():
     return bk.Target.from_pyro(model)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning")  # of a tail of hundreds of units
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_cliff_of_overflow_is_no_home(cliff, seed):

@@ -216,7 +216,7 @@ def test_the_ladder_starts_at_the_prior_and_ends_at_the_posterior():
             sample_ladder(target, beta=bad, progress=False)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("metric", ["diagonal", "dense", "low_rank"])
 @pytest.mark.parametrize("stop", [57, 130])
 def test_a_run_goes_on_from_the_middle_of_a_window_to_the_same_draws(metric, stop, tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ def test_chains_find_a_plateau_that_trajectories_do_not_reach(target, draws, lim
     assert abs(float(there.mean()) - SHARE) < limit() * error < 0.5 * SHARE
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_resumed_run_jumps_as_one_that_was_not_interrupted(tmp_path, monkeypatch):
     advance, count = Chains.advance, 0
 

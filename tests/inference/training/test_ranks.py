@@ -118,7 +118,7 @@ def launch(folder):
     return [load_file(path) for path in (one / "rank0", two / "rank0", two / "rank1")]
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_two_processes_do_what_one_does(tmp_path):
     alone, first, second = launch(tmp_path)
     assert bool(first["same"]) and bool(second["same"]) and bool(first["apart"]) and bool(second["apart"])

@@ -227,7 +227,7 @@ def test_scotland_has_the_posterior_of_the_geobugs_manual(limit):
         assert abs(found[name][1] / spread - 1) < 0.1
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_scotland_has_the_posterior_of_r_inla(limit):
     """Values of R-INLA 25.10 stand in the tests of INLA.jl, for standardised work and the same priors.
 

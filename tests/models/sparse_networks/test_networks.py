@@ -141,7 +141,7 @@ def layer_of(kind):
     return layer.double(), x.double()
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @pytest.mark.parametrize(("prior", "groups"), EVERY)
 def test_outputs_have_the_moments_of_drawn_weights(kind, prior, groups, limit):

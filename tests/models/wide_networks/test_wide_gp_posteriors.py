@@ -59,7 +59,7 @@ def z_of_chains(values, exact):
     return math.copysign(float(-torch.special.ndtri(torch.tensor(t.sf(abs(off), CHAINS - 1)).double())), off)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_evidence_of_a_regression(regression, limit):
     target, draws, _, _, joint = regression
     exact = float(joint.flatten().logsumexp(0)) + 2 * math.log(18 / 720)

@@ -80,7 +80,7 @@ def few(request):
     return found, *exact_log_masses(request.param)
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_evidence_over_all_topologies_of_few_taxa(few, limit):
     found, topologies, log_masses = few
     exact = float(log_masses.logsumexp(0)) - math.log(len(topologies))
@@ -88,7 +88,7 @@ def test_evidence_over_all_topologies_of_few_taxa(few, limit):
     assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.2
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_posterior_of_topologies_of_few_taxa(few, limit):
     found, topologies, log_masses = few
     truth = dict(zip(keys(topologies), log_masses.softmax(0).tolist(), strict=True))
@@ -380,7 +380,7 @@ def exact_free_rates():
     return exact_partition(pairs.tolist())[1].logsumexp(1) + weights.log() - math.log(3), shares
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_relative_rates_are_integrated_out(limit):
     prior = Dirichlet(torch.tensor([2.0, 2.0], dtype=torch.float64))
     partition = Partition(SUBSETS, relative_rates=prior)

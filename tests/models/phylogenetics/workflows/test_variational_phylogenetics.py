@@ -98,7 +98,7 @@ def test_importance_weights_correct_the_topologies(four, exact, limit):
         assert abs(found - p) < limit(3) * error
 
 
-@pytest.mark.calibration
+@pytest.mark.long
 def test_a_hundred_topologies_of_six_taxa_by_reweighted_wake_sleep():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # of topologies that are next to impossible
