@@ -313,7 +313,6 @@ ELSEWHERE = {
         models.phylogenetics._summaries: greedy_consensus majority_rule_consensus
         models.phylogenetics._data_types: DataType codons standard_characters
         models.phylogenetics.distributions._topology_distribution: TopologyDistribution
-        models.phylogenetics._topology_moves._chains: Moves
         models.phylogenetics._mrbayes: MrBayesBlock
         models.phylogenetics._substitution: ReversibleModel SubstitutionModel all_reversible_models
             empirical_frequencies
