@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.errors import DataError, DrawsError, ShapeError, UnknownNameError
+from bayeskit.errors import DataError, DrawsError, SettingsError, ShapeError, UnknownNameError
 
 F64 = torch.float64
 N = 12
@@ -148,6 +148,7 @@ def test_saved_draws_know_names_and_labels(draws, tmp_path):
         ({"coords": {"town": ["A"]}}, UnknownNameError, "no plate or dimension is called 'town'"),
         ({"dims": {"slop": ["covariate"]}}, UnknownNameError, "no site or argument is called 'slop'"),
         ({"dims": {"mean": ["covariate"]}}, ShapeError, "site 'mean', which has 0"),
+        ({"coords": 2}, SettingsError, "coords must be a mapping"),
         ({"dims": {"slope": "covariate"}}, ShapeError, "site 'slope', which has 1"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from bayeskit._core.inputs import unknown_name
 from bayeskit._logdensity.pyro_density import Site
-from bayeskit.errors import DataError, ShapeError
+from bayeskit.errors import DataError, SettingsError, ShapeError
 
 #: The name along each dimension of a value, None where it has none.
 Dimensions = Mapping[str, tuple[str | None, ...]]
@@ -41,6 +41,7 @@ class DimensionLabels:
 def with_names(dimensions: Dimensions, given: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str | None, ...]]:
     """Return dimensions with names ``given`` to the last ones of values; a typed error if these do not fit."""
     names = dict(dimensions)
+    _require_mapping("dims", given)
     for name, last in (given or {}).items():
         own = names.get(name)
         if own is None:
@@ -49,6 +50,11 @@ def with_names(dimensions: Dimensions, given: Mapping[str, Sequence[str]] | None
             raise ShapeError(f"dims names {last!r} as dimensions of site {name!r}, which has {len(own)}")
         names[name] = (*own[: len(own) - len(last)], *last)
     return names
+
+
+def _require_mapping(name: str, given: object) -> None:
+    if not isinstance(given, Mapping | None):
+        raise SettingsError(f"{name} must be a mapping, such as {{'state': [...]}}, not a {type(given).__name__}")
 
 
 def sizes_of(dimensions: Dimensions, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -66,6 +72,7 @@ def checked_coords(
 ) -> dict[str, tuple[Any, ...]]:
     """Return labels by dimension; a typed error for an unknown dimension, another number of labels, or equal ones."""
     found: dict[str, tuple[Any, ...]] = {}
+    _require_mapping("coords", coords)
     for dimension, given in (coords or {}).items():
         labels = tuple(np.asarray(given).tolist()) if hasattr(given, "__array__") else tuple(given)
         if dimension not in sizes:

@@ -184,10 +184,10 @@ def test_draws_without_a_part_are_refused(tmp_path, lost):
     path = tmp_path / "draws"
     x = torch.zeros(2, 3)
     bk.Draws(torch.zeros(2, 3, 1), x, x, torch.ones(2)).save(path)
-    with loaded_tensors(path, Schema("draws", 1)) as (tensors, facts):
+    with loaded_tensors(path, Schema("draws", 2)) as (tensors, facts):
         pass
     (tensors if lost in tensors else facts).pop(lost)
-    save_tensors(path, tensors, facts, Schema("draws", 1))
+    save_tensors(path, tensors, facts, Schema("draws", 2))
     with pytest.raises(CheckpointError, match=rf"draws: its contents do not fit together \(KeyError: '{lost}'"):
         bk.Draws.load(path)
 

@@ -59,11 +59,13 @@ def test_processes_do_not_change_the_draws(target):
 def test_one_group_is_the_plain_run_and_more_are_others(target):
     plain = bk.sample(target, **SHORT)
     with pytest.warns(SamplingWarning, match="num_jobs=2 changes nothing: all chains are one group") as said:
-        assert same(plain, bk.sample(target, **SHORT, num_jobs=2))
+        assert same(plain, bk.sample(target, **SHORT, num_groups=1, num_jobs=2))
     assert Path(said[0].filename) == Path(__file__)
     two = bk.sample(target, **SHORT, num_groups=2)
     assert not torch.equal(two.unconstrained[:2], two.unconstrained[2:])  # each has random numbers of its own
     assert not torch.equal(two.unconstrained, plain.unconstrained)
+    assert same(two, bk.sample(target, **SHORT, num_jobs=2))  # as many groups as jobs
+    assert bk.sample(target, **SHORT, num_jobs=3).settings["num_groups"] == 2  # which divide four chains
 
 
 def test_what_a_target_was_used_for_before_does_not_matter(target, monkeypatch):

@@ -253,8 +253,8 @@ def test_a_kernel_that_is_none_is_refused(kernel):
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("draws", "num_samples"), ("tune", "num_warmup"), ("chains", "num_chains"), ("cores", "num_groups and num_jobs")]
-    + [("target_accept", "target_acceptance"), ("coords", r"draws\.to_arviz\(coords=")],
+    [("draws", "num_samples"), ("tune", "num_warmup"), ("chains", "num_chains"), ("cores", "num_jobs")]
+    + [("target_accept", "target_acceptance"), ("idata_kwargs", "coords and dims")],
 )
 def test_words_of_other_packages_are_answered_with_ours(theirs, ours):
     def model(y):
