@@ -442,7 +442,7 @@ class Draws:
         prior : Draws, optional
             Of :func:`bayeskit.prior_predictive`; adds its groups.
         coords : mapping of str to sequence, optional
-            DimensionLabels along dimensions, such as ``{"group": ["A", "B"]}``; by default numbers from 0.
+            Labels along dimensions, such as ``{"group": ["A", "B"]}``; by default numbers from 0.
         dims : mapping of str to sequence of str, optional
             Names of the last dimensions of a site, where plates do not name them.
 
@@ -734,7 +734,7 @@ class _DataForArviz:
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return values, those of discrete sites as whole numbers."""
         return {
-            name: x.to(torch.int64) if name in self._whole and bool((x == x.round()).all()) else x
+            name: x.to(torch.int64) if name in self._whole and bool((x.double() % 1 == 0).all()) else x
             for name, x in values.items()
         }
 

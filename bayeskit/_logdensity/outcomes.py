@@ -60,8 +60,11 @@ class WithOutcomes(Messenger):
             msg["value"], msg["is_observed"] = self.drawn[name], True
 
 
-def _last_sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the sites on which the distribution of no other site depends; none if the model has data."""
+def _last_sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the sites on which the distribution of no other site depends; none if the model has data.
+
+    None if the model fails: the run that reads it says what is wrong, or gives it lists as tensors and runs it again.
+    """
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
         with poutine.block():
@@ -75,8 +78,8 @@ def _last_sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     with torch.no_grad():
         try:
             sites = run({})
-        except Exception:  # the run that reads the model says what is wrong, and where
-            return ()
+        except Exception:
+            return None
         if any(site["is_observed"] for site in sites.values()):
             return ()
         values = {name: site["value"] for name, site in sites.items()}

@@ -783,7 +783,7 @@ class Target:
         Parameters
         ----------
         coords : mapping of str to sequence, optional
-            DimensionLabels by plate or dimension, such as ``{"state": ["Iowa", "Minnesota"]}``.
+            Labels by plate or dimension, such as ``{"state": ["Iowa", "Minnesota"]}``.
         dims : mapping of str to sequence of str, optional
             Names of the last dimensions of a site, or of an argument of the model, where plates do not name them.
 
@@ -1001,7 +1001,7 @@ class Target:
 
     @property
     def categories(self) -> dict[str, tuple[Any, ...]]:
-        """DimensionLabels of the categories among the model's arguments, in the order of their codes.
+        """Labels of the categories among the model's arguments, in the order of their codes.
 
         Keys are the names of arguments, or of columns and keys where an argument is a frame or a mapping.
         """

@@ -84,8 +84,9 @@ def test_data_that_are_not_observed_are_named():
 
 
 @pytest.mark.parametrize("given", [(), (None,)])
-def test_prior_predictive_draws_before_the_data_are_those_with_data(given):
-    x = np.linspace(-1.0, 1.0, 5)
+@pytest.mark.parametrize("form", [np.asarray, np.ndarray.tolist])
+def test_prior_predictive_draws_before_the_data_are_those_with_data(given, form):
+    x = form(np.linspace(-1.0, 1.0, 5))
     before = bk.prior_predictive(counts, x, *given, num_draws=200, seed=3)
     after = bk.prior_predictive(counts, x, np.ones(5), num_draws=200, seed=3)
     assert before.posterior_predictive.keys() == {"y"}
