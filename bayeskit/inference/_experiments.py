@@ -17,13 +17,13 @@ from bayeskit._core.texts import short_repr
 from bayeskit._logdensity.outcomes import Data, Outcomes
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference._optimize import adam_path
-from bayeskit.inference._proposals import student_log_prob
+from bayeskit.inference._proposals import StudentT
 from bayeskit.inference.held_out._information import Information
 
 # Marginal densities by importance sampling, from below and from above.
 
 #: Numbers of a batch of the model, and degrees of freedom of proposals: even, so that their scale has a simple form.
-_AT_ONCE, _FREEDOM = 2_000_000, 8
+_AT_ONCE, _DEGREES_OF_FREEDOM = 2_000_000, 8
 #: Rounds in which proposals adapt to each data set, and weight of the regression in their covariance, by dimension.
 _ROUNDS, _WEIGHT_OF_REGRESSION = 2, 4
 #: Robust scales beyond which a number is clipped in regressions, and number of unknowns with products as controls.
@@ -49,46 +49,24 @@ class _Sandwich(NamedTuple):
     log_likelihood: Tensor  # of the draws, (n, count + 1)
 
 
-class _Student(NamedTuple):
-    """Multivariate Student-t distributions, one for each data set."""
-
-    location: Tensor  # (n, d)
-    scale: Tensor  # (n, d, d), lower triangular
-
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw ``(n, count, d)``, with the log densities of the draws."""
-        shape, double = (*self.location.shape[:-1], count), torch.float64
-        normal = torch.randn(*shape, self.location.shape[-1], generator=generator, dtype=double)
-        # A chi-squared variable is twice a sum of standard exponential variables.
-        uniform = 1 - torch.rand(*shape, _FREEDOM // 2, generator=generator, dtype=double)
-        mixing = (-2 * uniform.log().sum(-1, keepdim=True) / _FREEDOM).to(self.location)
-        normal = normal.to(self.location)
-        x = self.location.unsqueeze(-2) + (normal * mixing.rsqrt()) @ self.scale.mT
-        return x, self.log_prob(x)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-        inverse = torch.linalg.solve_triangular(self.scale, identity, upper=False)
-        white = (x - self.location.unsqueeze(-2)) @ inverse.mT
-        return student_log_prob(white, _FREEDOM) - self.scale.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
-
-    def adapted(self, x: Tensor, log_weights: Tensor) -> _Student:
-        """Return the distributions with the moments of weighted draws, as far as these determine them."""
-        weights = log_weights.nan_to_num(nan=-torch.inf).softmax(-1).nan_to_num().unsqueeze(-1)
-        effective = 1 / weights.square().sum((-2, -1)).clamp(min=1e-300).reshape(-1, 1)
-        prior = _WEIGHT_OF_REGRESSION * x.shape[-1]
-        trust = effective / (effective + prior)
-        location = self.location + trust * ((weights * x).sum(-2) - self.location)
-        centred = x - location.unsqueeze(-2)
-        covariance = (weights * centred).mT @ centred
-        before = self.scale @ self.scale.mT
-        mixed = before + trust.unsqueeze(-1) * (covariance - before)
-        scale, failed = torch.linalg.cholesky_ex(mixed)
-        failed = failed.bool() | ~scale.isfinite().all(-1).all(-1) | ~location.isfinite().all(-1)
-        return _Student(
-            torch.where(failed.unsqueeze(-1), self.location, location),
-            torch.where(failed.reshape(-1, 1, 1), self.scale, scale),
-        )
+def _adapted_to(proposal: StudentT, x: Tensor, log_weights: Tensor) -> StudentT:
+    """Return the distributions with the moments of weighted draws ``(n, m, d)``, as far as these determine them."""
+    weights = log_weights.nan_to_num(nan=-torch.inf).softmax(-1).nan_to_num().unsqueeze(-1)
+    effective = 1 / weights.square().sum((-2, -1)).clamp(min=1e-300).reshape(-1, 1)
+    prior = _WEIGHT_OF_REGRESSION * x.shape[-1]
+    trust = effective / (effective + prior)
+    location = proposal.location + trust * ((weights * x).sum(-2) - proposal.location)
+    centred = x - location.unsqueeze(-2)
+    covariance = (weights * centred).mT @ centred
+    before = proposal.factor @ proposal.factor.mT
+    mixed = before + trust.unsqueeze(-1) * (covariance - before)
+    factor, failed = torch.linalg.cholesky_ex(mixed)
+    failed = failed.bool() | ~factor.isfinite().all(-1).all(-1) | ~location.isfinite().all(-1)
+    return StudentT(
+        torch.where(failed.unsqueeze(-1), proposal.location, location),
+        torch.where(failed.reshape(-1, 1, 1), proposal.factor, factor),
+        proposal.df,
+    )
 
 
 def _robust(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,18 +93,19 @@ class _Regression:
         x = ((known - self._centre) / self._scale).clamp(-_FARTHEST, _FARTHEST)
         return torch.cat([torch.ones_like(x[:, :1]), x], 1) if x.shape[1] else x.new_ones(len(x), 1)
 
-    def given(self, known: Tensor) -> _Student:
-        return _Student(self._features(known) @ self._weights, self._cholesky.expand(len(known), -1, -1))
+    def given(self, known: Tensor) -> StudentT:
+        factors = self._cholesky.expand(len(known), -1, -1)
+        return StudentT(self._features(known) @ self._weights, factors, _DEGREES_OF_FREEDOM)
 
 
-def _adapted(joint: Joint, proposal: _Student, truth: Tensor, count: int, generator: torch.Generator) -> _Sandwich:
+def _adapted(joint: Joint, proposal: StudentT, truth: Tensor, count: int, generator: torch.Generator) -> _Sandwich:
     """Bound log integrals over unknowns, of which ``truth`` ``(n, d)`` has the normalised density."""
     with torch.no_grad():
         # Proposals may depend on the data, and not on the draw that the data came from.
         for _ in range(_ROUNDS):
-            x, log_q = proposal.draw(count, generator)
-            proposal = proposal.adapted(x, torch.add(*joint(x)) - log_q)
-        x, _ = proposal.draw(count, generator)
+            x = proposal.sample(count, generator)
+            proposal = _adapted_to(proposal, x, torch.add(*joint(x)) - proposal.log_prob(x))
+        x = proposal.sample(count, generator)
         x = torch.cat([x, truth.unsqueeze(1)], 1)
         log_q = proposal.log_prob(x)
     log_prior, log_likelihood = joint(x)
@@ -284,7 +263,7 @@ class _Question:
         rows, columns = torch.triu_indices(v.shape[-1], v.shape[-1])
         return torch.cat([v, v[..., rows] * v[..., columns] if v.shape[-1] <= _FEW else v.square()], -1)
 
-    def _adapted(self, joint: Joint, proposal: _Student, truth: Tensor) -> _Sandwich:
+    def _adapted(self, joint: Joint, proposal: StudentT, truth: Tensor) -> _Sandwich:
         return _adapted(joint, proposal, truth, self.num_inner, self.generator)
 
     def _prior_draws(self, n: int) -> Tensor:

@@ -50,23 +50,24 @@ class _Part(Protocol):
 
 
 class StudentT:
-    """Multivariate Student-t with location ``(d,)`` and scale factor ``(d, d)``."""
+    """Multivariate Student-t distributions with locations ``(*batch, d)`` and scale factors ``(*batch, d, d)``."""
 
     def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: float) -> None:
         self.location, self.factor, self.df = location, factor, degrees_of_freedom
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points, ``(num_draws, d)``."""
-        d = len(self.location)
-        normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
+        """Draw points of each distribution, ``(*batch, num_draws, d)``."""
+        *batch, d = self.location.shape
+        dtype = self.location.dtype
+        normal = torch.randn(*batch, num_draws, d, generator=generator, dtype=dtype)
         # A chi-squared variable with real degrees of freedom; torch's gamma sampler accepts the generator.
-        concentration = torch.full((num_draws, 1), self.df / 2, dtype=self.location.dtype)
+        concentration = torch.full((*batch, num_draws, 1), self.df / 2, dtype=dtype)
         chi_squared = 2 * standard_gamma(concentration, generator=generator)
         scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
-        return self.location + scaled @ self.factor.T
+        return self.location.unsqueeze(-2) + scaled @ self.factor.mT
 
     def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Return randomised quasi-Monte Carlo points ``(num_draws, d)``; calls are independent."""
+        """Return randomised quasi-Monte Carlo points ``(num_draws, d)`` of one distribution; calls are independent."""
         standard = student_points(num_draws, len(self.location), self.df, generator)
         return self.location + standard.to(self.location) @ self.factor.T
 
@@ -75,9 +76,11 @@ class StudentT:
         return self
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Return the log density, ``(n, d) -> (n)``."""
-        z = torch.linalg.solve_triangular(self.factor, (x - self.location).T, upper=False)
-        return student_log_prob(z.T, self.df) - self.factor.diagonal().log().sum()
+        """Return the log densities, ``(*batch, n, d) -> (*batch, n)``."""
+        away = (x - self.location.unsqueeze(-2)).mT
+        z = torch.linalg.solve_triangular(self.factor, away, upper=False)
+        widths = self.factor.diagonal(dim1=-2, dim2=-1)
+        return student_log_prob(z.mT, self.df) - widths.log().sum(-1, keepdim=True)
 
 
 class IndependentStudentT:
