@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit._arviz_data import DataForArviz, pointwise_log_likelihood
 from bayeskit._core.compatibility import as_inference_data, summary, to_datasets
 from bayeskit._core.convergence import stands_still
 from bayeskit._core.folders import Schema
@@ -19,12 +20,14 @@ from bayeskit._core.inputs import real_number, unknown_name, whole_number
 from bayeskit._core.page import result_html
 from bayeskit._core.storage import loaded_tensors, save_tensors
 from bayeskit._core.summaries import summary_table, without_stillness
+from bayeskit._foreign_draws import foreign_draws
 from bayeskit._leave_one_out import Groups, LeaveOneOutScore, leave_one_out
 from bayeskit._logdensity.labels import DimensionLabels, with_names
 from bayeskit._logdensity.outcomes import WithOutcomes
 from bayeskit._logdensity.pyro_density import PyroDensity
-from bayeskit._logdensity.target import NO_TARGET, Target
-from bayeskit.errors import DrawsError, ModelError, UnknownNameError
+from bayeskit._logdensity.target import Target, require_target
+from bayeskit._logdensity.unknown_target import UnknownTarget
+from bayeskit.errors import DrawsError, ModelError, SettingsError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,8 +70,9 @@ class Draws:
         Wall-clock time spent.
     settings : dict
         Settings of the run: sampler, warm-up, seed.
-    target : Target, optional
-        Target of the draws; needed to constrain them.
+    target : Target
+        Target of the draws. That of draws that were loaded without it knows names only; its ``has_density`` is False,
+        and whatever needs the density raises ``DrawsError``.
     posterior_predictive, predictions : dict of Tensor
         Data drawn from the model at each draw, for its own arguments and for new ones, each ``(chains, draws,
         *shape)``; see :meth:`predictive`.
@@ -78,8 +82,6 @@ class Draws:
         Where the chains ended, for :meth:`extend`. It is not saved.
     sites : dict of Tensor
         Values of the sites of draws that were loaded without their target, each ``(chains, draws, *shape)``.
-    labels : DimensionLabels
-        Names of the dimensions of these sites, and labels along them.
 
     Examples
     --------
@@ -100,15 +102,18 @@ class Draws:
     num_gradients: int = 0
     seconds: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
-    target: Target | None = None
+    target: Target = field(default_factory=UnknownTarget)
     posterior_predictive: dict[str, Tensor] = field(default_factory=dict)
     predictions: dict[str, Tensor] = field(default_factory=dict)
     discrete: dict[str, Tensor] = field(default_factory=dict)
     continuation: Continuation | None = field(default=None, repr=False)
     sites: dict[str, Tensor] = field(default_factory=dict)
-    labels: DimensionLabels = field(default_factory=DimensionLabels)
 
     def __post_init__(self) -> None:
+        if not hasattr(self.target, "has_density"):
+            if self.target is not None:
+                raise SettingsError(f"the target of draws is a Target, not a {type(self.target).__name__}")
+            object.__setattr__(self, "target", UnknownTarget())
         if self.unconstrained.dim() != 3:
             raise DrawsError(f"draws must have shape (chains, draws, d), not {tuple(self.unconstrained.shape)}")
         shape = self.unconstrained.shape[:2]
@@ -168,7 +173,7 @@ class Draws:
         """
         sites, still = self._posterior(), stands_still(self.unconstrained).any(-1)
         own = settings.keys() <= {"round_to"}
-        labels = self._labels
+        labels = self.target.labels
         if own:
             table = summary_table(sites, labels.of, **settings)
         else:
@@ -253,14 +258,8 @@ class Draws:
         DrawsError
             If there is neither a target nor a value.
         """
-        if self.target is None and self.sites:
-            return self.sites | self.discrete
-        return self._given_target().constrain(self.unconstrained, deterministic=deterministic) | self.discrete
-
-    def _given_target(self) -> Target:
-        if self.target is None:
-            raise DrawsError(NO_TARGET)
-        return self.target
+        own = self.sites or self.target.constrain(self.unconstrained, deterministic=deterministic)
+        return own | self.discrete
 
     def infer_discrete(self, *, seed: int | torch.Generator = 0) -> Draws:
         """Return the same draws with values of the summed-out sites, drawn jointly from their posterior at each draw.
@@ -294,9 +293,9 @@ class Draws:
         >>> draws.infer_discrete()["side"].shape
         torch.Size([4, 500, 3])
         """
-        if self._given_target() is not self._whole:
+        if not isinstance(self.target, Target):
             raise ModelError("a target of minibatches sums no site out; make a Target of the same model")
-        return replace(self, discrete=self._whole.infer_discrete(self.unconstrained, seed=seed))
+        return replace(self, discrete=self.target.infer_discrete(self.unconstrained, seed=seed))
 
     def predictive(
         self, *args: Any, seed: int | torch.Generator = 0, redraw: Collection[str] = (), **kwargs: Any
@@ -340,10 +339,9 @@ class Draws:
         >>> draws.predictive(torch.tensor([2.0, 3.0]), None).predictions["y"].shape
         torch.Size([4, 200, 2])
         """
-        self._given_target()
-        if self._whole is None:
+        if not isinstance(self.target, Target):
             raise ModelError("data cannot be drawn from a target of minibatches; make a Target of the same model")
-        found = self._whole.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
+        found = self.target.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
         return replace(self, predictions=found) if args or kwargs else replace(self, posterior_predictive=found)
 
     def loo(self, *, by: Groups | None = None, moment_matching: bool = True) -> LeaveOneOutScore:
@@ -407,14 +405,13 @@ class Draws:
         >>> score.trusted, score.matched.tolist()[-1], bool(score.pareto_k_before[-1] > 0.7)
         (True, True, True)
         """
-        target = self._given_target()
-        if not isinstance(target, Target):
+        if not isinstance(self.target, Target):
             raise ModelError("a target of minibatches has no likelihood of all data; make a Target of the same model")
         if not bool((self.beta == 1).all()):
             raise DrawsError("the draws are tempered (beta below 1); loo() needs draws from the posterior")
         diverging = self.sample_stats.get("diverging")
         return leave_one_out(
-            target,
+            require_target(self),
             self.unconstrained,
             log_density=self.log_density,
             diverging=diverging,
@@ -463,8 +460,8 @@ class Draws:
         """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``; arguments as there."""
         facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)} | self.settings
         names = self._names(dims or {})
-        coords = {**self._labels.coords, **(coords or {})}
-        of_data = _DataForArviz(self._whole, names, coords)
+        coords = {**self.target.labels.coords, **(coords or {})}
+        of_data = DataForArviz(self.target, names, coords)
         if bool((self.beta == 0).all()):
             groups = {"prior": of_data.whole(self._posterior())}
             groups["prior_predictive"] = of_data.counted(self.posterior_predictive)
@@ -475,7 +472,7 @@ class Draws:
         groups = {
             "posterior": of_data.whole(self._posterior()),
             "sample_stats": stats | self.sample_stats,
-            "log_likelihood": of_data.counted(self._pointwise()),
+            "log_likelihood": of_data.counted(pointwise_log_likelihood(self.target, self.unconstrained)),
             "log_prior": self._log_prior(),
             "posterior_predictive": of_data.counted(self.posterior_predictive),
         }
@@ -494,13 +491,9 @@ class Draws:
             datasets |= to_datasets(data, facts, of_data.names, of_data.coords, sampled=False)
         return datasets | ({} if prior is None else prior.to_datasets(coords=coords, dims=dims))
 
-    @property
-    def _labels(self) -> DimensionLabels:
-        return self.labels if self._whole is None else self._whole.labels
-
     def _names(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str | None, ...]]:
         """Return names of the dimensions of sites: of their plates, or as given."""
-        return with_names(self._labels.dimensions, given)
+        return with_names(self.target.labels.dimensions, given)
 
     def _log_prior(self) -> dict[str, Tensor]:
         """Return the log prior density of the constrained values, which is what ArviZ scales by powers."""
@@ -513,19 +506,11 @@ class Draws:
 
     @property
     def _whole(self) -> Target | None:
-        """The target, unless it is one of minibatches."""
-        return self.target if isinstance(self.target, Target) else None
+        """The target, unless it is unknown or one of minibatches."""
+        return self.target if isinstance(self.target, Target) and self.target.has_density else None
 
     def _posterior(self) -> dict[str, Tensor]:
-        return {"u": self.unconstrained} if self.target is None and not self.sites else self.values()
-
-    def _pointwise(self) -> dict[str, Tensor]:
-        if self.target is None:
-            return {}
-        try:
-            return self.target.pointwise_log_likelihood(self.unconstrained)
-        except ModelError:
-            return {}  # observations coupled by a summed-out site, or a target made from functions
+        return {"u": self.unconstrained} if not (self.target.has_density or self.sites) else self.values()
 
     def select(self, chains: Tensor | Sequence[int]) -> Draws:
         """Return the draws of some chains; cost and settings stay those of the whole run.
@@ -594,7 +579,6 @@ class Draws:
             sum(part.seconds for part in parts),
             _joint_settings([part.settings for part in parts]),
             target,
-            labels=parts[0].labels,
             **by_draw,
         )
 
@@ -607,9 +591,11 @@ class Draws:
             If the file cannot be written.
         """
         tensors = {name: getattr(self, name) for name in _SAVED}
-        whole = self if self.target is None else replace(self, sites=replace(self, discrete={}).values())
+        known = self.target.has_density
+        whole = replace(self, sites=replace(self, discrete={}).values()) if known else self
         tensors |= {f"{part}.{name}": x for part in _BY_DRAW for name, x in getattr(whole, part).items()}
-        labels = self._labels
+        tensors |= {f"counted.{name}": x for name, x in self.target.counted().items()}
+        labels = self.target.labels
         facts = {
             "sites": list(whole.sites),
             "dimensions": {name: list(dims) for name, dims in labels.dimensions.items()},
@@ -617,7 +603,9 @@ class Draws:
             "num_gradients": self.num_gradients,
             "seconds": self.seconds,
             "settings": self.settings,
-            "model": None if self.target is None else self.target.fingerprint(),
+            "names": list(self.target.names),
+            "whole_numbers": sorted(self.target.whole_numbers()),
+            "model": self.target.fingerprint(),
         }
         save_tensors(path, tensors, facts, _SCHEMA)
 
@@ -642,28 +630,75 @@ class Draws:
             If the file contains draws of another target.
         """
         with loaded_tensors(path, _SCHEMA) as (tensors, facts):
-            saved: dict[str, Any] = {part: {} for part in _BY_DRAW}
+            saved: dict[str, Any] = {part: {} for part in (*_BY_DRAW, "counted")}
             for key, tensor in tensors.items():
                 part, _, name = key.partition(".")
-                if part in _BY_DRAW:
+                if part in saved:
                     saved[part][name] = tensor
-            labels = DimensionLabels(
-                {str(name): tuple(dims) for name, dims in facts["dimensions"].items()},
-                {str(name): tuple(found) for name, found in facts["coords"].items()},
+            known = UnknownTarget(
+                DimensionLabels(
+                    {str(name): tuple(dims) for name, dims in facts["dimensions"].items()},
+                    {str(name): tuple(found) for name, found in facts["coords"].items()},
+                ),
+                names=tuple(map(str, facts["names"])),
+                counted=saved.pop("counted"),
+                whole_numbers=frozenset(facts["whole_numbers"]),
+                fingerprint=facts["model"],
             )
             saved["sites"] = {name: saved["sites"][name] for name in facts["sites"]} if target is None else {}
             draws = cls(
-                labels=labels,
                 **saved | {name: tensors[name] for name in _SAVED},
                 num_gradients=whole_number("num_gradients", facts["num_gradients"], 0),
                 seconds=real_number("seconds", facts["seconds"]),
                 settings=dict(facts["settings"]),
-                target=target,
+                target=known if target is None else target,
             )
-            model = facts["model"]
-        if target is not None and model is not None and model != target.fingerprint():
+        if target is not None and known.fingerprint() != target.fingerprint():
             raise DrawsError(f"the draws in {path} come from another model or other data")
         return draws
+
+    @classmethod
+    def from_arviz(cls, data: Any, target: Target) -> Draws:
+        """Return the draws that another program made of a target.
+
+        They serve for whatever draws of this package serve: leave-one-out scores, predictions, the evidence by bridge
+        sampling and its relatives, comparisons.
+
+        Parameters
+        ----------
+        data : InferenceData, DataTree, Dataset or mapping of arrays
+            What ArviZ reads of other programs, the dataset of its posterior, or arrays ``(chains, draws, *shape)`` by
+            site. The posterior has a variable for each site of the target, of the same name; other variables are left
+            out. Divergences, energies and other statistics of the sampler are kept.
+        target : Target
+            The target of these draws. It takes names of dimensions and labels from the data where it has none.
+
+        Raises
+        ------
+        DataError
+            If a value lies outside the support of its site, or stored observations are not those of the target.
+        DrawsError
+            If there is no posterior, the density is not finite at a draw, or stored log likelihoods of single
+            observations differ from those of the target, as where a scale is a variance in one of the models.
+        SettingsError
+            If ``data`` is nothing of these.
+        ShapeError
+            If a site has another shape, or the posterior has no chains or draws.
+        UnknownNameError
+            If the posterior has no variable for a site.
+
+        Examples
+        --------
+        >>> import numpy as np, torch, bayeskit as bk
+        >>> target = bk.exact.get("beta_binomial").target()  # 2 successes of 10
+        >>> shares = np.random.default_rng(0).beta(3, 9, (4, 500))
+        >>> draws = bk.Draws.from_arviz({"p": shares}, target)
+        >>> draws
+        Draws(4 chains x 500 draws, dim 1, sites: p)
+        """
+        found = foreign_draws(data, require_target(target))
+        beta = torch.ones(len(found.unconstrained), dtype=found.target.dtype, device=found.target.device)
+        return cls(**found._asdict(), beta=beta)
 
     def _repr_html_(self) -> str:
         return result_html(f"{self.num_chains} chains of {self.num_draws} draws", facts=self._facts())
@@ -671,7 +706,7 @@ class Draws:
     def _facts(self) -> dict[str, str]:
         """Return what is known without a computation."""
         facts = {"dimension": str(self.unconstrained.shape[-1])}
-        if self.target is not None:
+        if self.target.has_density:
             sites = [f"{site.name} {tuple(site.shape)}" if site.shape else site.name for site in self.target.sites]
             facts["sites"] = ", ".join(sites[:20]) + (f" and {len(sites) - 20} more" if len(sites) > 20 else "")
         for name in _PREDICTIVE:
@@ -688,55 +723,10 @@ class Draws:
 
     def space(self) -> str:
         """Return a short text with the dimension and the sites of the draws."""
-        known = self.sites if self.target is None else [site.name for site in self.target.sites]
+        known = [site.name for site in self.target.sites] if self.target.has_density else self.sites
         sites = [*known, *self.discrete]
         shown = sites if len(sites) <= 6 else [*sites[:5], f"{len(sites) - 5} more"]
         return f"dim {self.unconstrained.shape[-1]}" + (f", sites: {', '.join(shown)}" if shown else "")
-
-
-class _DataForArviz:
-    """What belongs to data, as ArviZ takes it: without those that a mask leaves out, and whole numbers as such."""
-
-    def __init__(
-        self,
-        target: Target | None,
-        names: Mapping[str, tuple[str | None, ...]],
-        coords: Mapping[str, Sequence[Any]],
-    ) -> None:
-        self._counted = {} if target is None else target.counted()
-        self._whole = frozenset[str]() if target is None else target.whole_numbers()
-        self.names, self.coords = dict(names), dict(coords)
-        for site, counted in self._counted.items():
-            own = names.get(site, ())
-            along, rest = own[: counted.dim()], own[counted.dim() :]
-            # Along one plate the data keep its labels; other data have their indices as labels.
-            labels = coords.get(along[0]) if len(along) == 1 and along[0] is not None else None
-            places = counted.nonzero().tolist()
-            if labels is not None and len(labels) == len(counted):
-                self.coords[f"{site}_datum"] = [labels[i] for (i,) in places]
-            else:
-                one = counted.dim() == 1
-                self.coords[f"{site}_datum"] = [i[0] if one else ",".join(map(str, i)) for i in places]
-            self.names[site] = (f"{site}_datum", *rest)
-
-    def counted(self, values: Mapping[str, Tensor], first: int = 2) -> dict[str, Tensor]:
-        """Return the values of data that count, from dimension ``first`` on; all of a site without a mask."""
-        found = {}
-        for name, x in values.items():
-            counted = self._counted.get(name)
-            if counted is not None:
-                last = first + counted.dim()
-                places = counted.flatten().nonzero().flatten().to(x.device)
-                x = x.reshape(*x.shape[:first], -1, *x.shape[last:]).index_select(first, places)
-            found[name] = x
-        return self.whole(found)
-
-    def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return values, those of discrete sites as whole numbers."""
-        return {
-            name: x.to(torch.int64) if name in self._whole and bool((x.double() % 1 == 0).all()) else x
-            for name, x in values.items()
-        }
 
 
 def prior_predictive(
@@ -792,7 +782,10 @@ def prior_predictive(
     torch.Size([1, 1000, 20])
     """
     begin = time.monotonic()
-    target = model if isinstance(model, Target) else _simulator(model, args, kwargs, sites, seed)
+    if isinstance(model, Target | Draws):
+        target = require_target(model)
+    else:
+        target = _simulator(model, args, kwargs, sites, seed)
     u = target.sample_prior(whole_number("num_draws", num_draws, 1), seed=seed).unsqueeze(0)
     log_prior, log_likelihood = target.evaluate(u)
     beta, settings = torch.zeros(1, dtype=target.dtype, device=target.device), {"sampler": "prior", "seed": seed}
@@ -839,15 +832,15 @@ def _joint_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:
     return joint
 
 
-def _common_target(parts: Sequence[Draws]) -> Target | None:
-    """Return the target of all parts; parts loaded without a target are not checked."""
+def _common_target(parts: Sequence[Draws]) -> Target:
+    """Return the target of all parts, one with a density where there is one."""
     dims = sorted({part.unconstrained.shape[-1] for part in parts})
     if len(dims) > 1:
         raise DrawsError(f"draws of dimensions {', '.join(map(str, dims))} come from different targets")
-    targets = list({id(part.target): part.target for part in parts if part.target is not None}.values())
+    targets = list({id(part.target): part.target for part in parts}.values())
     if len(targets) > 1 and len({target.fingerprint() for target in targets}) > 1:
         raise DrawsError("the draws come from different models or other data, so their chains cannot be joined")
-    return targets[0] if targets else None
+    return next((target for target in targets if target.has_density), targets[0])
 
 
 def _plain(label: Any) -> str | int | float | bool:

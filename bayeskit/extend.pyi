@@ -86,6 +86,7 @@ from bayeskit._logdensity.supports import coordinate_log_density as coordinate_l
 from bayeskit._logdensity.supports import draw_coordinates as draw_coordinates
 from bayeskit._logdensity.target import Target as Target
 from bayeskit._logdensity.target import can_be_batched as can_be_batched
+from bayeskit._logdensity.target import takes_draws as takes_draws
 from bayeskit._logdensity.transforms import BoundedExponential as BoundedExponential
 from bayeskit._logdensity.transforms import bijection as bijection
 from bayeskit._logdensity.transforms import inside as inside

@@ -486,11 +486,8 @@ def _plain(text: str) -> str:
 
 def _components(draws: Draws) -> tuple[list[str], torch.Tensor]:
     """Return the name of every scalar component and its chains, ``(components, chains, draws)``."""
-    if draws.target is None:
-        sites = {"u": draws.unconstrained}
-    else:
-        sites = draws.values()
-    return _flat(sites)
+    known = draws.target.has_density or draws.sites
+    return _flat(draws.values() if known else {"u": draws.unconstrained})
 
 
 def _flat(sites: Mapping[str, torch.Tensor]) -> tuple[list[str], torch.Tensor]:

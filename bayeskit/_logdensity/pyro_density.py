@@ -890,8 +890,11 @@ class PyroDensity:
         """Return the return value of the model at one vector ``u``."""
         return self._call(self._from_vector(u), enumerate_sites=False)[1]
 
-    def vector(self, values: Mapping[str, Tensor], otherwise: Tensor | None = None) -> Tensor:
-        """Return the unconstrained vector of one set of values; sites without a value keep theirs in ``otherwise``."""
+    def vector(self, values: Mapping[str, Tensor], otherwise: Tensor | None = None, *, check: bool = True) -> Tensor:
+        """Return the unconstrained vector of one set of values; sites without a value keep theirs in ``otherwise``.
+
+        Without ``check``, which needs values, values outside of their support have an arbitrary vector.
+        """
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
@@ -900,7 +903,7 @@ class PyroDensity:
                 pieces[name] = otherwise[site.start : site.stop]
                 return self._from_vector(otherwise)(name, fn)[0], None
             value, support = values[name], support_of(fn)
-            if not support.check(value).all():
+            if check and not support.check(value).all():
                 raise DataError(f"the value of site {name!r} lies outside its support {support}: {value}")
             pieces[name] = bijection(support).inv(value).reshape(-1)
             return value, None

@@ -6,7 +6,8 @@ import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, cast
+from functools import partial, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -37,8 +38,11 @@ from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.pyro_runs import place_of
 from bayeskit.errors import BayeskitError, DrawsError, ModelError, SettingsError, ShapeError, SlowModelWarning
 
+_FEW_VECTORS = 8  # that are made one by one
 _DRAWN_TOGETHER = 1000  # vectors at which data or discrete sites are drawn in one batch
 
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 PriorSampler = Callable[[int, torch.Generator], Tensor]
 
 
@@ -67,16 +71,47 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
 
 def require_target(value: Any) -> Target:
     """Return a target, or that of draws; raise ``SettingsError`` for anything else, such as a model."""
-    if isinstance(value, Target):
-        return value
-    carried = getattr(value, "target", value)
+    carried = value if isinstance(value, Target) else getattr(value, "target", value)
     if isinstance(carried, Target):
+        if not carried.has_density:
+            raise DrawsError(NO_TARGET)
         return carried
-    if carried is None:
-        raise DrawsError(NO_TARGET)
     raise SettingsError(
         f"a Target is needed, not a {type(value).__name__}; make one by bk.Target.from_pyro(model, *args)"
     )
+
+
+class HasTarget(Protocol):
+    """What stands for the target that it carries, such as draws."""
+
+    @property
+    def target(self) -> Target: ...
+
+
+class OfTarget(Protocol[P, R]):
+    """A function of a target, or of draws in place of a target and of the draws that it takes."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, target: Target, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, target: HasTarget, *args: Any, **kwargs: Any) -> R: ...
+
+
+def takes_draws(function: Callable[Concatenate[Target, P], R]) -> OfTarget[P, R]:
+    """Decorate a function of a target, so that draws stand for their target, and for themselves as ``draws``."""
+    has_draws = "draws" in inspect.signature(function).parameters
+
+    @wraps(function)
+    def of_target(target: Any, *given: Any, **named: Any) -> R:
+        drawn = not isinstance(target, Target) and isinstance(getattr(target, "target", None), Target)
+        if drawn and has_draws and "draws" not in named and not (given and isinstance(given[0], type(target))):
+            named["draws"] = target
+        return function(require_target(target), *given, **named)
+
+    return cast(OfTarget[P, R], of_target)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
@@ -116,6 +151,8 @@ class Target:
         Whether the model cannot be batched, so that vectors are evaluated one by one.
     full_conditionals : callable or None
         For Gibbs sampling: returns, by block of sites, functions from the other sites' values to its distribution.
+    has_density : bool
+        False for the target of draws that were loaded without it, which can only be asked for names.
 
     Examples
     --------
@@ -132,6 +169,7 @@ class Target:
     """
 
     full_conditionals: Callable[[], Mapping[tuple[str, ...], Callable[[dict[str, Tensor]], Any]]] | None = None
+    has_density = True
 
     def __init__(
         self,
@@ -923,8 +961,28 @@ class Target:
         count = next(iter(flat.values())).shape[0]
         if count == 0:
             return torch.empty(*(batch or ()), self.dim, dtype=self.dtype, device=self.device)
-        rows = [self.density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
-        return torch.stack(rows).reshape(*(batch or ()), self.dim)
+        vectors = self._vectors_together(flat, count)
+        if vectors is None:
+            rows = [self.density.vector({k: v[i] for k, v in flat.items()}) for i in range(count)]
+            vectors = torch.stack(rows)
+        return vectors.reshape(*(batch or ()), self.dim)
+
+    def _vectors_together(self, values: dict[str, Tensor], count: int) -> Tensor | None:
+        """Return the unconstrained vectors of values ``(count, *shape)``; None where they are not the vectors' values.
+
+        A batch cannot ask whether values lie in their support; those that do not are no values of any vector.
+        """
+        if count < _FEW_VECTORS or self.loops or not isinstance(self.density, PyroDensity):
+            return None
+        convert = partial(self.density.vector, check=False)
+        try:
+            vectors = torch.func.vmap(convert, chunk_size=_DRAWN_TOGETHER)(values)
+            again = self.constrain(vectors)
+        except UNTRACEABLE:
+            return None
+        close = 10 * torch.finfo(self.dtype).eps ** 0.5
+        same = [(again[name] - x).abs() <= close * (x.abs() + x.std()) for name, x in values.items()]
+        return vectors if all(bool(each.all()) for each in same) else None
 
     def log_jacobian(self, u: Tensor) -> Tensor:
         """Return log abs(d constrained / d unconstrained), ``(*batch, d) -> (*batch)``; zero for functions.

@@ -246,7 +246,7 @@ def three_taxon_tree(
 
     Examples
     --------
-        >>> from bayeskit.exact import three_taxon_tree
+    >>> from bayeskit.exact import three_taxon_tree
     >>> case = three_taxon_tree()
     >>> abs(case.log_evidence - three_taxon_tree(num_nodes=40).log_evidence) < 1e-10
     True

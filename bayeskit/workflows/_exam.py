@@ -238,7 +238,7 @@ def run_exam(
 
     Examples
     --------
-        >>> from bayeskit.workflows import run_exam
+    >>> from bayeskit.workflows import run_exam
     >>> exam = run_exam(["laplace_importance_sampling"], ["beta_binomial"], progress=False)
     >>> print(exam)
     1 answers: 1 pass, 0 self-flagged, 0 false comfort

@@ -10,7 +10,7 @@ from bayeskit._core.compatibility import write_netcdf
 from bayeskit._core.folders import as_output_folder, write_csv
 from bayeskit._core.storage import is_tensor_file
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
 from bayeskit.inference.samplers import sample
 from bayeskit.inference.samplers._driver import obey
@@ -19,6 +19,7 @@ from bayeskit.report import posterior_summary, write_report
 _CHECKPOINT = "checkpoint"
 
 
+@takes_draws
 def evidence_in_folder(
     target: Target,
     folder: str | Path,
@@ -98,6 +99,7 @@ def evidence_in_folder(
     return comparison
 
 
+@takes_draws
 def posterior_in_folder(
     target: Target,
     folder: str | Path,

@@ -9,17 +9,16 @@ target. An estimate for a target that approximates an integral is corrected once
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from bayeskit._core.randomness import one_thread
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target, require_target
+from bayeskit._logdensity.target import OfTarget, Target, takes_draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence._judging._belonging import usable_draws
 from bayeskit.inference.evidence._judging._chains import posterior_problems
@@ -33,22 +32,10 @@ from bayeskit.inference.samplers._nested import NestedRun
 from bayeskit.inference.samplers._smc import SMCRun
 
 P = ParamSpec("P")
-R = TypeVar("R", covariant=True)
+R = TypeVar("R")
 
 _NOBODY, _COMPARISON, _ESTIMATOR = range(3)
 _ASKED_BY: ContextVar[int] = ContextVar("asked by", default=_NOBODY)
-
-
-class Estimator(Protocol[P, R]):
-    """An estimator after decoration: its arguments after a target, or draws in place of a target and draws."""
-
-    __name__: str
-
-    @overload
-    def __call__(self, target: Target, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @overload
-    def __call__(self, target: Draws, *args: Any, **kwargs: Any) -> R: ...
 
 
 def estimator(
@@ -57,7 +44,7 @@ def estimator(
     mixing: bool = True,
     refuses: Refusal | None = None,
     by: Estimate | None = None,
-) -> Callable[[Callable[Concatenate[Target, P], R]], Estimator[P, R]]:
+) -> Callable[[Callable[Concatenate[Target, P], R]], OfTarget[P, R]]:
     """Decorate a public estimator: register it, check what it is given, judge its estimate, and measure its time.
 
     An estimator that needs ``Part.POSTERIOR`` has the draws as its argument after the target. It is called with those
@@ -99,18 +86,13 @@ def estimator(
     >>> del evidence.METHODS["likelihood_at_the_mode"]
     """
 
-    def decorate(function: Callable[Concatenate[Target, P], R]) -> Estimator[P, R]:
+    def decorate(function: Callable[Concatenate[Target, P], R]) -> OfTarget[P, R]:
         from_posterior = functools.partial(_from_posterior, function, mixing)
         estimate: Callable[..., Any] = from_posterior if Part.POSTERIOR in needs else function
 
-        takes_draws = "draws" in inspect.signature(function).parameters
-
+        @takes_draws
         @functools.wraps(function)
-        def judged(target: Target | Draws, *given: Any, **named: Any) -> Any:
-            if isinstance(target, Draws):
-                if takes_draws and "draws" not in named and not (given and isinstance(given[0], Draws)):
-                    named["draws"] = target
-                target = require_target(target)
+        def judged(target: Target, *given: Any, **named: Any) -> Any:
             asked_by = _ASKED_BY.get()
             if asked_by == _ESTIMATOR:
                 return _judged(target, estimate(target, *given, **named))
@@ -135,7 +117,7 @@ def estimator(
             return replace(found, seconds=max(own + earlier, found.seconds))
 
         register(judged, needs, kind, refuses, by)
-        return cast(Estimator[P, R], judged)
+        return cast(OfTarget[P, R], judged)
 
     return decorate
 

@@ -15,7 +15,7 @@ from bayeskit._core.inputs import unknown_name, whole_number
 from bayeskit._core.page import Listed, PageTable, measured, result_html
 from bayeskit._core.randomness import new_generator
 from bayeskit._core.texts import with_error
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference._optimize import quartile_distance, refine_mode
 from bayeskit.inference.evidence._modes import ObjectiveFunction, find_modes, likelihood, posterior
@@ -196,6 +196,7 @@ def _short(value: Tensor) -> str:
     return f"{float(value):.4g}" if value.ndim == 0 else f"[{', '.join(f'{x:.4g}' for x in value.flatten().tolist())}]"
 
 
+@takes_draws
 def maximize(
     target: Target, *, over: str | Sequence[str], prior: bool = False, num_starts: int = 8, seed: int = 0
 ) -> MaximizedEvidence:

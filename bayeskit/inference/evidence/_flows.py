@@ -28,7 +28,7 @@ from bayeskit._core.statistics import (
 )
 from bayeskit._core.texts import short_repr
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference._proposals import StudentT, student_log_prob
 from bayeskit.inference.evidence._decorator import estimator
@@ -149,6 +149,7 @@ class FittedFlow:
         return self.from_noise(math.sqrt(temperature) * noise)
 
 
+@takes_draws
 def fit_flow(target: Target, draws: Draws, *, seed: int = 0, max_steps: int = 300) -> FittedFlow:
     """Fit a normalizing flow to the first half of each chain.
 

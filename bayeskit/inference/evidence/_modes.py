@@ -16,7 +16,7 @@ from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._core.texts import short_repr
 from bayeskit._draws import Draws
 from bayeskit._logdensity.own_density import ValueAndGradient
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference._known_modes import KnownModes
 from bayeskit.inference._optimize import quartile_distance, refine_mode, scipy_lbfgs
@@ -101,6 +101,7 @@ def require_draws(draws: Draws | None, target: Target) -> None:
             )
 
 
+@takes_draws
 def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> Mode:
     """Find the highest mode of the posterior in unconstrained space and its curvature.
 

@@ -20,7 +20,7 @@ from bayeskit._core.statistics import (
 )
 from bayeskit._core.texts import short_repr
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import InitializationError
 from bayeskit.inference._optimize import negative_hessian, scipy_lbfgs
 from bayeskit.inference._proposals import IndependentStudentT, Mixture
@@ -155,6 +155,7 @@ class _Fit:
     gradient: float
 
 
+@takes_draws
 def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 8192, seed: int = 0) -> MeanField:
     """Fit independent normal distributions to the posterior by maximising the evidence lower bound.
 

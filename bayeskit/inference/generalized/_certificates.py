@@ -398,7 +398,7 @@ def divergence_from_prior(draws: Draws, evidence: Evidence) -> tuple[float, floa
         raise SettingsError("a chain is tempered; give draws at inverse temperature one")
     if not bool(draws.log_likelihood.isfinite().all()):
         raise DataError("the log likelihoods of the draws are not known or not finite; draw with all data")
-    if draws.target is not None:
+    if draws.target.has_density:
         if not draws.target.is_split:
             raise SettingsError(
                 "the target is one density without a prior of its own; make it from prior and likelihood"

@@ -39,6 +39,7 @@ from bayeskit.extend import (
     posterior_problems,
     progress_bar,
     replicates_log_mean_error,
+    takes_draws,
     whole_number,
     with_error,
 )
@@ -403,6 +404,7 @@ class Prequential:
         )
 
 
+@takes_draws
 def prequential_score(
     target: Target,
     orders: int | Tensor = 4,
@@ -841,6 +843,7 @@ def _impossible(score: Tensor) -> list[str]:
 BLOCK = 4096  # training sets in one batch
 
 
+@takes_draws
 def cross_validation_evidence(
     target: Target,
     draws: Draws | None = None,

@@ -15,7 +15,7 @@ from bayeskit._core.process_state import process_state
 from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._draws import Draws
 from bayeskit._logdensity.pyro_density import PyroDensity
-from bayeskit._logdensity.target import Target, require_target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import AccuracyWarning, DrawsError, ModelError, SettingsError
 from bayeskit.inference.marginal._correction import LaplaceCorrection
 from bayeskit.inference.marginal._density import MarginalDensity
@@ -264,7 +264,7 @@ class MarginalTarget(Target):
             raise DrawsError(f"the draws have dimension {draws.unconstrained.shape[-1]}, and this target {self.dim}")
         if not bool((draws.beta == 1).all()):
             raise DrawsError("the draws are tempered (beta below 1); latent sites are drawn from the posterior only")
-        if draws.target is None or draws.target is self:
+        if draws.target is self or not draws.target.has_density:
             return
         recorded = draws.log_density[:, -1].to(self.device)
         found = self.log_density(draws.unconstrained[:, -1].to(self.device, self.dtype))
@@ -281,6 +281,7 @@ class MarginalTarget(Target):
         return f"MarginalTarget(dim={self.dim}, sites=[{left}], over=[{gone}], curvature={self.curvature!r})"
 
 
+@takes_draws
 def marginalize(
     target: Target, sites: Sequence[str], *, method: Literal["laplace"] = "laplace", correct: bool = False
 ) -> MarginalTarget:
@@ -374,7 +375,7 @@ def marginalize(
     """
     if method != "laplace":
         raise SettingsError(f"method must be 'laplace', not {method!r}")
-    density = require_target(target).density
+    density = target.density
     if not isinstance(density, PyroDensity):
         raise ModelError(
             "only a target of a Pyro model has sites that can be integrated out one by one; use Target.from_pyro"

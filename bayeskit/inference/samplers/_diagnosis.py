@@ -165,7 +165,7 @@ def _are_harmless(draws: Draws, count: int) -> bool:
     """Tell whether divergences are rare, and the scales of the model have no mass where no chain has been."""
     # A step into a wall such as exp(u) diverges now and then, wherever it starts. What divergences warn of, a neck that
     # chains cannot enter, lies at an end of a scale, beyond which the density has been followed.
-    if draws.target is None or count > _RARE * draws.num_chains * draws.num_draws:
+    if not draws.target.has_density or count > _RARE * draws.num_chains * draws.num_draws:
         return False
     neck = _neck(draws.unconstrained)
     return (neck is None or neck[0] in scales_of(draws.target)) and scales_are_known(draws)
@@ -173,7 +173,7 @@ def _are_harmless(draws: Draws, count: int) -> bool:
 
 def _undefined(draws: Draws, diverging: Tensor) -> str | None:
     """Return the place where the density is NaN, twice as far from the mean as some draws, and the remedy, or None."""
-    if draws.target is None:
+    if not draws.target.has_density:
         return None
     x, first = draws.unconstrained.flatten(0, 1), diverging.flatten()
     centre, width = x.mean(0), x.std(0)
@@ -225,7 +225,7 @@ def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:
 def _repeats(draws: Draws, points: Tensor, place: int) -> bool:
     """Tell whether a coordinate is an angle: between -pi and pi, or with the same density one period away."""
     target = draws.target
-    if target is None:
+    if not target.has_density:
         return False
     ends = points[:1].repeat(2, 1)
     ends[:, place] = torch.tensor([-_AT_AN_END, _AT_AN_END]).to(ends)
@@ -298,5 +298,5 @@ def _neck(x: Tensor) -> tuple[int, bool] | None:
 
 
 def _name(draws: Draws, place: int) -> str:
-    names = () if draws.target is None else draws.target.names
+    names = draws.target.names
     return repr(names[place]) if place < len(names) else f"coordinate {place}"

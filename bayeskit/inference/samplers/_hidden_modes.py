@@ -31,7 +31,7 @@ def hidden_modes(draws: Draws, seed: int) -> list[str]:
     Modes that are found are kept with the target, and chains of a further run start there.
     """
     target = draws.target
-    if target is None:
+    if not target.has_density:
         return []
     with density_may_fail(), one_thread(), torch.no_grad():
         return _search(target, draws, KnownModes.of(target), seed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayeskit._core.compatibility import as_inference_data
 from bayeskit._core.inputs import real_number, whole_number
 from bayeskit._draws import Draws, as_numpy
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers._adaptation import Adaptation, LongestAxis
 from bayeskit.inference.samplers._chains import PriorBlock, PriorDraws, RunSettings, run
@@ -158,6 +158,7 @@ class Ladder:
         return f"Ladder({size}, {draws.space()}{end}"
 
 
+@takes_draws
 def sample_ladder(
     target: Target,
     num_temperatures: int = 50,

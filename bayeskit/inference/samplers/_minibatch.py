@@ -21,6 +21,7 @@ from bayeskit._core.texts import short_repr
 from bayeskit._core.torch_internals import gradient_and_rest
 from bayeskit._core.untraceable import UNTRACEABLE, first_line
 from bayeskit._logdensity.density import Constrained, FunctionDensity
+from bayeskit._logdensity.labels import DimensionLabels
 from bayeskit._logdensity.pyro_density import Site, SubsampledDensity
 from bayeskit._logdensity.pyro_runs import tensors_in
 from bayeskit._logdensity.target import PriorSampler, Target
@@ -503,6 +504,8 @@ class MinibatchTarget:
     tensor([ 6., 18.], dtype=torch.float64)
     """
 
+    has_density = True
+
     def __init__(
         self,
         density: MinibatchDensity,
@@ -937,6 +940,19 @@ class MinibatchTarget:
     def names(self) -> tuple[str, ...]:
         """Name of each unconstrained coordinate."""
         return self._on_first_rows.names
+
+    @property
+    def labels(self) -> DimensionLabels:
+        """Nothing: the dimensions of values have numbers."""
+        return DimensionLabels()
+
+    def counted(self) -> dict[str, Tensor]:
+        """Return nothing: masks differ between minibatches."""
+        return {}
+
+    def whole_numbers(self) -> frozenset[str]:
+        """Return nothing: data are not drawn."""
+        return frozenset()
 
     def fingerprint(self) -> str:
         """Return a digest of the sites, the data, and the estimate from the first rows at two fixed points."""

@@ -18,7 +18,7 @@ from bayeskit._core.inputs import real_number, whole_number
 from bayeskit._core.randomness import new_generator
 from bayeskit._core.texts import short_repr
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
 from bayeskit.inference.samplers._driver import (
     CHECKPOINT_SECONDS,
@@ -736,6 +736,7 @@ class NestedSampler:
         )
 
 
+@takes_draws
 def sample_nested(
     target: Target,
     num_live: int = 500,

@@ -18,7 +18,7 @@ from bayeskit._core.inputs import real_number, whole_number
 from bayeskit._core.progress import Bar, look, progress_bar
 from bayeskit._core.randomness import global_stream, new_generator, validation_kept
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.inference.samplers._chains import describe
 from bayeskit.inference.samplers._driver import (
     CHECKPOINT_SECONDS,
@@ -33,6 +33,7 @@ from bayeskit.inference.samplers._driver import (
 from bayeskit.inference.samplers._starts import starting_points
 
 
+@takes_draws
 def sample_with_pyro(
     target: Target,
     num_chains: int = 4,

@@ -23,7 +23,7 @@ from bayeskit._core.inputs import real_number, unknown_name, warn_user, whole_nu
 from bayeskit._core.process_state import recorded_warnings
 from bayeskit._core.randomness import new_generator
 from bayeskit._draws import Draws, followed_by
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, require_target
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError, UnknownNameError
 from bayeskit.inference._known_modes import KnownModes, WeightedMode
 from bayeskit.inference.samplers._adaptation import Adaptation, MetricKind
@@ -484,6 +484,8 @@ def sample(
     >>> bk.sample(target, num_chains=2, num_samples=100, initial={"mean": 0.5}, progress=False)
     Draws(2 chains x 100 draws, dim 1, sites: mean)
     """
+    if isinstance(target, Draws):
+        target = require_target(target)
     if _is_target(target):
         named = {"num_chains": num_chains, "num_warmup": num_warmup, "num_samples": num_samples}
         num_chains, num_warmup, num_samples = _by_position(args, kwargs, named)

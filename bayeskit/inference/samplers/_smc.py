@@ -19,7 +19,7 @@ from bayeskit._core.inputs import real_number, whole_number
 from bayeskit._core.progress import Stopped, watching
 from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._draws import Draws
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.samplers._driver import (
     CHECKPOINT_SECONDS,
@@ -397,6 +397,7 @@ class SMCRun:
         return as_inference_data(groups)
 
 
+@takes_draws
 def sample_smc(
     target: Target,
     num_particles: int = 64,

@@ -56,7 +56,7 @@ def unseen_tails(draws: Draws) -> TailSearch:
     followed to 32 standard deviations beyond the draws, across valleys. A warning is also given where the variance of a
     scale comes from fewer than 30 draws.
     """
-    if draws.target is None:
+    if not draws.target.has_density:
         return TailSearch([], False, 0)
     known: WeakKeyDictionary[Draws, TailSearch]
     known = draws.target.findings.setdefault("unseen tails", WeakKeyDictionary())

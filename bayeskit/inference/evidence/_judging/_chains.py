@@ -26,7 +26,7 @@ _QUARTILES_OF = 1000
 def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
     """Check chains for stillness, disagreement, too few effective draws, and divergences."""
     lost = int(draws.settings.get(LOST_CHAINS, 0))
-    names = () if draws.target is None else draws.target.names
+    names = draws.target.names
     return chain_problems(draws.unconstrained, draws.log_density, draws.sample_stats.get("diverging"), lost, names)
 
 
@@ -89,7 +89,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
 
 
 def _coordinate(draws: Draws, place: int) -> str:
-    names = () if draws.target is None else draws.target.names
+    names = draws.target.names
     return repr(names[place]) if place < len(names) else f"coordinate {place}"
 
 

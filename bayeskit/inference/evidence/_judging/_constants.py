@@ -14,7 +14,7 @@ from bayeskit._core.inputs import whole_number
 from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._core.statistics import pareto_shape, weight_effective_sample_size
 from bayeskit._logdensity.pyro_density import PyroDensity, WitnessedSite, log_integral_of_density, parts_of
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import BayeskitError
 from bayeskit.inference._optimize import negative_hessian
 from bayeskit.inference._proposals import IndependentStudentT, Mixture
@@ -357,6 +357,7 @@ class ConstantsReport:
         return "\n".join(lines) or "no constant is missing"
 
 
+@takes_draws
 def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = False, seed: int = 0) -> ConstantsReport:
     r"""Check the prior and the likelihood for missing constants.
 

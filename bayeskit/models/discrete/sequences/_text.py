@@ -453,7 +453,7 @@ def candidate_words(strings: Sequence[str], *, max_length: int, min_count: int =
 
     Examples
     --------
-        >>> from bayeskit.models.discrete.sequences import candidate_words
+    >>> from bayeskit.models.discrete.sequences import candidate_words
     >>> candidate_words(["abab"], max_length=3)
     ('a', 'ab', 'b')
     """
@@ -511,7 +511,7 @@ def learn_lexicon(
 
     Examples
     --------
-        >>> from bayeskit.models.discrete.sequences import Strings, candidate_words, learn_lexicon
+    >>> from bayeskit.models.discrete.sequences import Strings, candidate_words, learn_lexicon
     >>> strings = ["thedog", "thecat", "adog", "acat", "dogcat", "theadog"]
     >>> text = Strings(strings, candidate_words(strings, max_length=4))
     >>> learn_lexicon(text, length_penalty=1.6).lexicon.split(["thedog", "acat"])

@@ -1,0 +1,181 @@
+"""Draws of other programs, read from ArviZ's groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit._arviz_data import DataForArviz, pointwise_log_likelihood
+from bayeskit._core.inputs import unknown_name
+from bayeskit._logdensity.target import Target
+from bayeskit.errors import DataError, DrawsError, SettingsError, ShapeError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_STATS = ("acceptance_rate", "diverging", "energy", "n_steps", "step_size", "tree_depth")
+_SAMPLE = ("chain", "draw")
+#: Relative difference of stored log likelihoods beyond rounding of values in text files, and the fewest digits there.
+_OTHER = 1e-3
+
+
+class ForeignDraws(NamedTuple):
+    """What another program's draws become, under the names of :class:`bayeskit.Draws`."""
+
+    unconstrained: Tensor  # (chains, draws, d)
+    log_prior: Tensor  # (chains, draws)
+    log_likelihood: Tensor  # (chains, draws)
+    sample_stats: dict[str, Tensor]
+    settings: dict[str, Any]
+    seconds: float
+    target: Target
+
+
+def foreign_draws(data: Any, target: Target) -> ForeignDraws:
+    """Return the draws of a target that another program made; see :meth:`bayeskit.Draws.from_arviz`."""
+    groups = _groups(data)
+    posterior = groups["posterior"]
+    if missing := [dim for dim in _SAMPLE if dim not in posterior.dims]:
+        raise ShapeError(
+            f"the posterior has no dimension {missing[0]!r}; its variables need the dimensions chain, draw"
+        )
+    found = {str(x.attrs.get("site", name)): _sampled(x) for name, x in posterior.data_vars.items()}
+    for site in target.sites:
+        if site.name not in found:
+            raise unknown_name("site", site.name, list(found))
+    target = _labelled(target, posterior, found)
+    u = target.unconstrain({site.name: torch.from_numpy(_array(found[site.name])) for site in target.sites})
+    log_prior, log_likelihood = target.evaluate(u)
+    outside = int((~(log_prior + log_likelihood).isfinite()).sum())
+    if outside:
+        raise DrawsError(
+            f"the log density of the target is not finite at {outside} of {log_prior.numel()} draws, so they belong to "
+            "another target: compare the priors and the units of the sites"
+        )
+    _check_data(target, groups)
+    _check_log_likelihood(target, u, groups)
+    facts = posterior.attrs
+    return ForeignDraws(
+        u,
+        log_prior,
+        log_likelihood,
+        _statistics(groups.get("sample_stats")),
+        {"sampler": str(facts.get("sampler", facts.get("inference_library", "unknown")))},
+        float(facts.get("sampling_time", 0.0)),
+        target,
+    )
+
+
+def _groups(data: Any) -> dict[str, xr.Dataset]:
+    """Return the groups of ``InferenceData``, of a ``DataTree``, or of a posterior alone."""
+    import xarray as xr
+
+    if isinstance(data, xr.Dataset):
+        return {"posterior": data}
+    if isinstance(data, Mapping) and not isinstance(data, xr.DataTree) and not hasattr(data, "groups"):
+        arrays = {name: np.asarray(x) for name, x in data.items()}
+        if thin := next((name for name, x in arrays.items() if x.ndim < 2), None):
+            raise ShapeError(f"the values of {thin!r} need the dimensions chain and draw first")
+        return {"posterior": xr.Dataset({name: (_dims(name, x.ndim), x) for name, x in arrays.items()})}
+    if isinstance(data, xr.DataTree):
+        found = {str(name): group.to_dataset() for name, group in data.children.items()}
+    elif hasattr(data, "groups"):
+        found = {name: data[name] for name in data.groups()}
+    else:
+        raise SettingsError(
+            "data must be InferenceData, a DataTree, a Dataset of the posterior, or arrays by site, not a "
+            f"{type(data).__name__}; arviz.convert_to_inference_data reads what other programs return"
+        )
+    if "posterior" not in found:
+        raise DrawsError(f"there is no posterior among the groups {', '.join(found) or 'of the data'}")
+    return found
+
+
+def _dims(name: str, count: int) -> list[str]:
+    return [*_SAMPLE, *(f"{name}_dim_{i}" for i in range(count - 2))]
+
+
+def _sampled(x: xr.DataArray) -> xr.DataArray:
+    return x.transpose(*_SAMPLE, ...)
+
+
+def _array(x: xr.DataArray) -> np.ndarray:
+    """Return values in the machine's byte order, in memory of their own."""
+    return np.array(x.values, dtype=x.dtype.newbyteorder("="))
+
+
+def _labelled(target: Target, posterior: xr.Dataset, found: Mapping[str, xr.DataArray]) -> Target:
+    """Return the target with the dimensions and labels of the data where it has none of its own."""
+    own, known = target.dimensions(), target.labels.coords
+    dims: dict[str, list[str]] = {}
+    coords: dict[str, list[Any]] = {}
+    for site in target.sites:
+        along = [str(dim) for dim in found[site.name].dims[2:]]
+        mine = own.get(site.name, ())
+        if len(mine) != len(along):
+            continue
+        if not any(mine) and not any(dim.startswith(f"{site.name}_dim_") for dim in along):
+            dims[site.name], mine = along, tuple(along)
+        for dim, plate in zip(along, mine, strict=True):
+            labels = posterior[dim].values.tolist() if dim in posterior.coords else None
+            if plate is not None and plate not in known and labels and labels != list(range(len(labels))):
+                coords[plate] = labels
+    if dims:
+        target = target.labelled(dims=dims)
+    return target.labelled(coords) if coords else target
+
+
+def _statistics(stats: xr.Dataset | None) -> dict[str, Tensor]:
+    if stats is None:
+        return {}
+    known = {name: stats[name] for name in _STATS if name in stats and set(stats[name].dims) == set(_SAMPLE)}
+    return {name: torch.from_numpy(_array(_sampled(x))) for name, x in known.items()}
+
+
+def _check_data(target: Target, groups: Mapping[str, xr.Dataset]) -> None:
+    """Raise DataError where observed data have other values than those of the target."""
+    stored = groups.get("observed_data")
+    if stored is None:
+        return
+    observed = DataForArviz(target).counted(target.named_data()[0], 0)
+    for name, x in observed.items():
+        if name not in stored:
+            continue
+        other = torch.from_numpy(_array(stored[name]).astype(float))
+        same = other.numel() == x.numel() and torch.allclose(
+            other.flatten(), x.detach().cpu().double().flatten(), rtol=1e-5, atol=0, equal_nan=True
+        )
+        if not same:
+            raise DataError(
+                f"the observed data of {name!r} differ from those of the target; make it from the same data"
+            )
+
+
+def _check_log_likelihood(target: Target, u: Tensor, groups: Mapping[str, xr.Dataset]) -> None:
+    """Raise DrawsError where stored pointwise log likelihoods differ from those of the target."""
+    stored = groups.get("log_likelihood")
+    if stored is None or not any(name in stored for name in target.named_data()[0]):
+        return
+    for name, x in DataForArviz(target).counted(pointwise_log_likelihood(target, u)).items():
+        if name not in stored:
+            continue
+        other = torch.from_numpy(_array(_sampled(stored[name]))).double().flatten(2)
+        mine = x.detach().cpu().double().flatten(2)
+        if other.shape != mine.shape:
+            raise DrawsError(
+                f"the log likelihood of {name!r} has {other.shape[-1]} data in the draws and {mine.shape[-1]} in the "
+                "target; make the target from these data"
+            )
+        away = ((other - mine).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf).flatten(0, 1).median(0).values
+        if float(away.max()) > _OTHER:
+            place = int(away.argmax())
+            raise DrawsError(
+                f"the log likelihood of datum {place} of {name!r} is {float(other[0, 0, place]):.6g} in the draws and "
+                f"{float(mine[0, 0, place]):.6g} in the target, so these are draws of another model; compare the "
+                "parameters of its distributions, such as variances and precisions. If log likelihoods of the draws "
+                "leave out constants, drop the group log_likelihood"
+            )
