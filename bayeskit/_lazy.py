@@ -17,7 +17,7 @@ def imported_when_used(package: str, modules: Mapping[str, str] | None = None) -
     def __getattr__(name: str) -> Any:
         if modules is not None and name in modules and modules[name] != package:
             found = getattr(import_module(modules[name]), name)
-        elif not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+        elif not name.startswith("_") and _has_module(package, name):
             found = import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -25,6 +25,10 @@ def imported_when_used(package: str, modules: Mapping[str, str] | None = None) -
         return found
 
     return __getattr__
+
+
+def _has_module(package: str, name: str) -> bool:
+    return "__path__" in vars(sys.modules[package]) and find_spec(f"{package}.{name}") is not None
 
 
 def names_of_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

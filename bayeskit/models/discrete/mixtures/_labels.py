@@ -177,12 +177,14 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
 
     Examples
     --------
-    >>> import torch, bayeskit as bk
+    >>> import torch, warnings, bayeskit as bk
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, relabel
     >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
     >>> mixture = GaussianMixture(y, 2)
     >>> target = bk.Target.from_pyro(mixture)
-    >>> draws = bk.sample(target, 4, 300, 100, progress=False)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # each chain has labels of its own
+    ...     draws = bk.sample(target, 4, 300, 100, progress=False)
     >>> relabelled = relabel(draws, Labels(target, mixture.exchangeable), mixture.responsibilities(draws))
     >>> means = relabelled.values()["mean"].mean((0, 1)).sort().values
     >>> bool(means[0] < -1), bool(means[1] > 1)

@@ -182,7 +182,8 @@ def variational_inference(
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics import all_topologies
+    >>> from bayeskit.models.phylogenetics import Alignment, SubsplitBayesianNetwork, all_topologies
+    >>> from bayeskit.models.phylogenetics.workflows import LearningRates, variational_inference
     >>> alignment = Alignment.from_sequences({"A": "AACCAGT", "B": "AACCAGT", "C": "AGCTAGA", "D": "AGCTACA"})
     >>> support = SubsplitBayesianNetwork.from_topologies(all_topologies("ABCD"))
     >>> rates = LearningRates(0.02, 0.02)
