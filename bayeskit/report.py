@@ -400,7 +400,7 @@ def _against_the_prior(draws: Draws, labels: list[str], names: list[str], values
         return []
     try:
         u = target.sample_prior(_PRIOR_DRAWS, seed=0)
-        of_prior = dict(zip(*_flat({s: v.unsqueeze(0) for s, v in target.constrain(u).items()}), strict=True))
+        of_prior = dict(zip(*_flat({s: v.unsqueeze(0) for s, v in target.constrain(u).items()}, target), strict=True))
     except BayeskitError:
         return []  # such as flat priors
     finite = values.isfinite().all(-1).all(-1)
@@ -487,16 +487,15 @@ def _plain(text: str) -> str:
 def _components(draws: Draws) -> tuple[list[str], torch.Tensor]:
     """Return the name of every scalar component and its chains, ``(components, chains, draws)``."""
     known = draws.target.has_density or draws.sites
-    return _flat(draws.values() if known else {"u": draws.unconstrained})
+    return _flat(draws.values() if known else {"u": draws.unconstrained}, draws.target)
 
 
-def _flat(sites: Mapping[str, torch.Tensor]) -> tuple[list[str], torch.Tensor]:
+def _flat(sites: Mapping[str, torch.Tensor], target: Target) -> tuple[list[str], torch.Tensor]:
     names: list[str] = []
     columns = []
+    labels = target.labels
     for site, value in sites.items():
-        shape = value.shape[2:]
-        indices = itertools.product(*(range(n) for n in shape))
-        names += [f"{site}[{','.join(map(str, index))}]" if index else site for index in indices]
+        names += labels.of(site, value.shape[2:])
         columns.append(value.detach().cpu().to(torch.float64).reshape(*value.shape[:2], -1).movedim(-1, 0))
     return names, torch.cat(columns)
 

@@ -23,6 +23,8 @@ from bayeskit.errors import (
     AlignmentError,
     BayeskitError,
     BayeskitWarning,
+    DataError,
+    ModelError,
     SettingsError,
     TreeError,
     UnknownNameError,
@@ -90,6 +92,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 BAD_INPUT, FALSE_COMFORT_FOUND, _INTERRUPTED = 2, 1, 130
+#: Errors of what was given, which leave no folder behind.
+_BAD_INPUT = (AlignmentError, DataError, ModelError, SettingsError, TreeError, UnknownNameError)
 #: Settings of the library whose option is called neither as they are nor so without `num_`.
 _CALLED = {"num_replicates": "smc_replicates", "num_live": "live_points"}
 #: The options of the command.
@@ -134,7 +138,7 @@ def _plain_messages() -> Iterator[None]:
         try:
             yield
         except BayeskitError as error:
-            if isinstance(error, AlignmentError | TreeError | SettingsError) and (folder := OPENED.get()):
+            if isinstance(error, _BAD_INPUT) and (folder := OPENED.get()):
                 folder.leave_if_empty()
             pages = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             _print_error(f"{by_option(str(error))}{pages}")

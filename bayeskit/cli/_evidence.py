@@ -34,6 +34,7 @@ from bayeskit.cli._options import (
     Temperatures,
     Warmup,
 )
+from bayeskit.cli._own_models import Data, is_own, stem_of, target_of, what_runs
 from bayeskit.cli._tables import print_calibration, print_evidence, print_files
 from bayeskit.cli._trees import infer_trees
 from bayeskit.errors import SettingsError
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
 
 
 def evidence(
-    name: Annotated[str | None, typer.Argument(help="A model listed by 'bayeskit list'.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A model listed by 'bayeskit list', or one of yours, as model.py:model.")
+    ] = None,
+    data: Data = None,
     alignment: Annotated[Path | None, typer.Option(help="FASTA, NEXUS or PHYLIP file.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Newick or NEXUS file with the topology.")] = None,
     substitution: Substitution = None,
@@ -68,7 +72,7 @@ def evidence(
     replicates: Replicates = 1,
     jobs: Jobs = 1,
 ) -> None:
-    """Estimate the log evidence of a named model, of an alignment on a tree, or of an alignment over all trees.
+    """Estimate the log evidence of a model, named or of yours, of an alignment on a tree, or of one over all trees.
 
     Writes evidence.csv, report.html and, if a method needed draws, posterior.nc; a killed run resumes with the same
     command, and a finished one is not repeated. With --replicates, repeats the run with other seeds, compares the
@@ -84,7 +88,13 @@ def evidence(
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs is the number of replicates run in parallel; pass --replicates as well")
     chosen = checked_methods(methods)
-    title = _checked_model(name) if name is not None else checked_files(alignment, tree, substitution)
+    own = name is not None and is_own(name)
+    if data is not None and not own:
+        raise SettingsError("--data is for a model in a file of yours; name it, as model.py:model")
+    if name is not None:
+        title = name if own else _checked_model(name)
+    else:
+        title = checked_files(alignment, tree, substitution)
     given = {
         "num_chains": chains,
         "num_warmup": warmup,
@@ -101,10 +111,13 @@ def evidence(
     }
     numbers = {key: value for key, value in given.items() if value is not None}
     called = substitution or "default"
-    what = {"model": name} if name is not None else named_files(alignment, tree) | {"substitution": called}
+    if name is not None:
+        what = what_runs([name], data) if own else {"model": name}
+    else:
+        what = named_files(alignment, tree) | {"substitution": called}
     folder = opened(
         "evidence" if replicates == 1 else "replicates",
-        Path(title).stem,
+        stem_of(title) if own else Path(title).stem,
         out,
         force,
         quiet,
@@ -118,13 +131,13 @@ def evidence(
     from bayeskit.workflows import evidence_in_folder
 
     give_back()
-    entry = None if name is None else get_model(name)
+    entry = None if name is None or own else get_model(name)
     budget = Budget(**((dict(entry.budget) if entry is not None else {}) | numbers))  # type: ignore[arg-type]
     block = mrbayes_block(alignment) if alignment is not None and substitution is None else None
     if block is not None and not quiet:
         typer.echo(str(block), err=True)
     if replicates > 1:
-        problem = _problem(entry, alignment, tree, substitution)
+        problem = _problem(entry, alignment, tree, substitution, name, data)
         say_where(folder, out, quiet)
         found = _calibrated(problem, chosen, replicates, budget, seed, jobs, folder.path, quiet)
         folder.finish(f"{replicates} replicates of {', '.join(found.estimates) or 'no method'}")
@@ -139,6 +152,9 @@ def evidence(
         settings = {"model": entry.description}
         if entry.reference_source:
             settings["reference from"] = entry.reference_source
+    elif name is not None:
+        target = target_of(name, data, seed)
+        settings = {"model": name} | ({} if data is None else {"data": data.name})
     elif alignment is not None and tree is not None:
         target = tree_target(alignment, tree, substitution, block)
         used = substitution or ("JC69" if block is None else str(block))
@@ -167,13 +183,22 @@ def evidence(
         raise SettingsError(f"no method gave an answer: {reasons}")
 
 
-def _problem(entry: Entry | None, alignment: Path | None, tree: Path | None, substitution: str | None) -> Problem:
+def _problem(
+    entry: Entry | None,
+    alignment: Path | None,
+    tree: Path | None,
+    substitution: str | None,
+    name: str | None = None,
+    data: Path | None = None,
+) -> Problem:
     from bayeskit.gallery import tree_target
     from bayeskit.inference.evidence import Problem
 
     if entry is not None:
         known = math.nan if entry.reference is None else entry.reference
         return Problem(entry.name, entry.build, known, entry.reference_error)
+    if name is not None:
+        return Problem(name, functools.partial(target_of, name, data))
     build = functools.partial(tree_target, str(alignment), str(tree), substitution)
     return Problem(Path(str(alignment)).name, build)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from bayeskit._ctrl_c import give_back
 from bayeskit.cli._folders import file_digest, opened, say_where
 from bayeskit.cli._options import POSTERIOR, Acceptance, Force, Out, Quiet, numeric
-from bayeskit.cli._tables import new_console, new_table, print_files
+from bayeskit.cli._tables import new_console, print_files, print_summary
 from bayeskit.errors import SettingsError
 
 
@@ -83,14 +83,7 @@ def run_model_or_page(
     folder.finish(f"{entry.name}: {draws.num_chains} chains of {draws.num_draws} draws, {worst}")
     if quiet:
         return
-    table = new_table(entry.name, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
-    for parameter, row in summary.head(40).iterrows():
-        shown = [f"{row[c]:.4g}" for c in ("mean", "mcse", "sd", "5 %", "95 %")]
-        table.add_row(Text(str(parameter)), *shown, f"{row['ess']:.0f}", f"{row['r_hat']:.3f}")
-    console = new_console()
-    console.print(table)
-    if len(summary) > 40:
-        console.print(f"... and {len(summary) - 40} more in summary.csv")
+    print_summary(summary, entry.name)
     print_files(folder.path, folder.files())
 
 

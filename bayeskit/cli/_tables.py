@@ -17,6 +17,8 @@ from bayeskit._core.texts import number_and_error, with_error
 from bayeskit.cli._application import by_option
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bayeskit.inference.evidence import Calibration, EvidenceComparison
 
 
@@ -98,7 +100,7 @@ def print_calibration(found: list[Calibration], out: Path | None, one_folder: bo
         print_files(out, files if one_folder else [*files[1:], "and for each case a folder with all three"])
 
 
-_MAX_FALSE_COMFORT = 0.01
+_MAX_FALSE_COMFORT, _MOST_ROWS = 0.01, 40
 
 
 def print_refusals(console: Console, refused: Mapping[str, str], case: str = "") -> None:
@@ -107,6 +109,18 @@ def print_refusals(console: Console, refused: Mapping[str, str], case: str = "")
 
     for reason, methods in by_reason(refused).items():
         console.print(Text(f"{case}{', '.join(methods)}: does not apply: {reason}", style="dim"))
+
+
+def print_summary(summary: pd.DataFrame, title: str) -> None:
+    """Print the first rows of a posterior's summary."""
+    table = new_table(title, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
+    for parameter, row in summary.head(_MOST_ROWS).iterrows():
+        shown = [f"{row[c]:.4g}" for c in ("mean", "mcse", "sd", "5 %", "95 %")]
+        table.add_row(Text(str(parameter)), *shown, f"{row['ess']:.0f}", f"{row['r_hat']:.3f}")
+    console = new_console()
+    console.print(table)
+    if len(summary) > _MOST_ROWS:
+        console.print(f"... and {len(summary) - _MOST_ROWS} more in summary.csv")
 
 
 def print_files(folder: Path, names: Iterable[str]) -> None:

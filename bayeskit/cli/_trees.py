@@ -125,31 +125,18 @@ def _begun(
 
 
 def compare_trees(
-    alignment: AlignmentFile,
-    trees: Annotated[
-        list[Path],
-        typer.Option(
-            "--trees", help="Newick or NEXUS file: a list of trees, or the sample of a run. Once for each run."
-        ),
-    ],
-    substitution: Substitution = None,
-    most: Annotated[int, typer.Option(min=2, help="Compare so many topologies at most, the most frequent ones.")] = 100,
-    draws: Annotated[
-        int | None, numeric("10000", "Draws of each topology; fewer for the improbable ones.", POSTERIOR, min=1)
-    ] = None,
-    burn_in: BurnIn = None,
-    seed: Seed = 0,
-    out: Out = None,
-    force: Force = False,
-    quiet: Quiet = False,
+    alignment: Path,
+    trees: list[Path],
+    substitution: str | None,
+    most: int,
+    draws: int | None,
+    burn_in: float | None,
+    seed: int,
+    out: Path | None,
+    force: bool,
+    quiet: bool,
 ) -> None:
-    """Compare given topologies by the evidence of each, on an alignment.
-
-    Roots are removed and weights of trees only choose what is compared. Writes topologies.csv, topologies.trprobs and
-    bayes_factors.svg. With --trees for two independent runs or more, the mass of the compared topologies in the runs
-    gives the evidence over all topologies with its error, in evidence.csv. A killed run resumes with the same command,
-    and a finished one is not repeated.
-    """
+    """Compare given topologies by the evidence of each, on an alignment, in a folder."""
     title = checked_files(alignment, None, substitution)
     given = {"num_draws": draws, "burn_in": _checked_burn_in(burn_in)}
     numbers: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
