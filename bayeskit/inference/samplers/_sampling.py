@@ -23,7 +23,7 @@ from bayeskit._core.inputs import real_number, unknown_name, warn_user, whole_nu
 from bayeskit._core.process_state import recorded_warnings
 from bayeskit._core.randomness import new_generator
 from bayeskit._draws import Draws, followed_by
-from bayeskit._logdensity.target import Target, require_target
+from bayeskit._logdensity.target import HasTarget, Target, require_target
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError, UnknownNameError
 from bayeskit.inference._known_modes import KnownModes, WeightedMode
 from bayeskit.inference.samplers._adaptation import Adaptation, MetricKind
@@ -302,7 +302,7 @@ _Initial = Tensor | Mapping[str, Any] | Literal["pathfinder", "prior", "uniform"
 
 @overload
 def sample(
-    target: Target,
+    target: Target | HasTarget,
     num_chains: int = 4,
     num_warmup: int = 500,
     num_samples: int = 1000,
@@ -327,11 +327,34 @@ def sample(
 
 
 @overload
-def sample(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Draws: ...
+def sample(
+    target: Callable[..., Any],
+    *args: Any,
+    num_chains: int = 4,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    seed: int = 0,
+    kernel: Any = None,
+    target_acceptance: float = 0.8,
+    metric: MetricKind = "auto",
+    initial: _Initial | None = None,
+    thinning: int = 1,
+    stop: Convergence | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    num_groups: int | None = None,
+    num_jobs: int = 1,
+    reparameterize: Literal["auto", False] = "auto",
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    progress: bool = True,
+    **kwargs: Any,
+) -> Draws: ...
 
 
 def sample(
-    target: Target | Callable[..., Any],
+    target: Target | HasTarget | Callable[..., Any],
     *args: Any,
     num_chains: int = 4,
     num_warmup: int = 500,
