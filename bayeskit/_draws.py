@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from bayeskit.errors import DrawsError, ModelError, SettingsError, UnknownNameEr
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from matplotlib.figure import Figure
 
 _SCHEMA = Schema("draws", 2)
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
@@ -179,6 +180,48 @@ class Draws:
         else:
             table = summary(sites, labels.dimensions, labels.coords, **settings)
         return without_stillness(table, sites, still, labels.of)
+
+    def plot(
+        self,
+        kind: Literal["chains", "ranks", "pairs", "energy", "prior"] = "chains",
+        names: Sequence[str] | None = None,
+    ) -> Figure:
+        """Plot the draws.
+
+        Parameters
+        ----------
+        kind : {"chains", "ranks", "pairs", "energy", "prior"}, default "chains"
+            Densities and paths of each chain; ranks of each chain among all, less those of a uniform distribution
+            (Sailynoja, Burkner and Vehtari 2022); draws of each pair of quantities; the energy and its changes
+            (Betancourt 2016); or the prior beside the posterior. Divergent transitions are marked in red.
+        names : sequence of str, optional
+            Sites, such as ``"effect"``, or components, such as ``"effect[Iowa]"``; by default the first eight
+            components, and five of them for pairs.
+
+        Returns
+        -------
+        Figure
+            Of matplotlib, which a notebook shows; ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        DrawsError
+            If the prior is asked for, and the draws were loaded without their target.
+        SettingsError
+            If there is no such kind, the draws have no energies, a prior is flat, or a pair has one quantity.
+        UnknownNameError
+            If there is no such site or component.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> draws = bk.sample(bk.exact.get("beta_binomial").target(), num_samples=200, progress=False)
+        >>> len(draws.plot().axes), len(draws.plot("prior").axes)
+        (2, 1)
+        """
+        from bayeskit._draws_plots import plot_draws
+
+        return plot_draws(self, kind, names)
 
     def extend(self, num_samples: int, *, time_budget: float | None = None, progress: bool = True) -> Draws:
         """Return longer chains: these draws, and more from where each chain ended.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayeskit._core.convergence import MAX_PARETO_SHAPE, chain_problems
 from bayeskit._core.inputs import unknown_name, warn_user
+from bayeskit._core.page import frame_table, result_html, warnings_listed
 from bayeskit._core.progress import progress_bar
 from bayeskit._core.statistics import log_mean_exp, mean_error, pareto_smoothed
 from bayeskit._logdensity.observations import Observations, check_values, observed_values
@@ -38,6 +39,7 @@ _FINITE_VARIANCE = 0.5  # Pareto shape below which the error of the mean is reli
 _SIGNIFICANT = 4.0  # squared size of a change of moments, in squared errors, below which it is taken for noise
 _DRAWS_PER_DIMENSION = 10  # fewer do not determine a covariance
 _NAMED = 3
+_SHOWN = 5  # data in a notebook
 _OWN_PARAMETERS = 0.2  # effective parameters of a typical datum above which k was seen to be too low
 
 
@@ -238,6 +240,12 @@ class LeaveOneOutScore:
         ax.set(xlabel="datum", ylabel="Pareto k")
         ax.legend(frameon=False)
         return ax
+
+    def _repr_html_(self) -> str:
+        worst = self.to_pandas().sort_values("pareto_k", ascending=False, kind="stable").head(_SHOWN)
+        headline, flag, _ = str(self).partition("  NOT TRUSTED")
+        table = frame_table("Data with the largest Pareto k", worst)
+        return result_html(headline + flag, [table], warnings_listed("leave-one-out", self.warnings))
 
     def __repr__(self) -> str:
         return str(self)

@@ -56,6 +56,12 @@ def measured(value: float, error: float) -> tuple[Number, Number]:
     return Number(shown if math.isfinite(value) else "–", value), Number(spread or "–", error)
 
 
+def warnings_listed(about: str, warnings: Sequence[str]) -> list[Listed]:
+    """Return warnings of one result as remarks that unfold, nothing without any."""
+    heading = f"{len(warnings)} warning{'s' * (len(warnings) > 1)}"
+    return [Listed(heading, [(about, why) for why in warnings])] if warnings else []
+
+
 def frame_table(caption: str, frame: pd.DataFrame, **formats: str) -> PageTable:
     """Return a data frame as a table, its numbers in the formats of their columns, by default to three digits."""
     rows: list[list[Cell]] = [

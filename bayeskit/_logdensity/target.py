@@ -16,6 +16,7 @@ from bayeskit._compiler import Compile, Cost, Engine, Evaluators, FailingApart
 from bayeskit._core.evaluation import Evaluator, tempered, with_gradient, with_gradient_loop
 from bayeskit._core.functions_of_users import lines_named, words_of
 from bayeskit._core.inputs import unknown_name, warn_user, whole_number
+from bayeskit._core.page import PageTable, result_html
 from bayeskit._core.process_state import process_state
 from bayeskit._core.progress import progress_bar
 from bayeskit._core.randomness import global_stream, new_generator, one_thread
@@ -1087,6 +1088,18 @@ class Target:
         if len(padded) > len(batch) or any(n not in (1, m) for n, m in zip(padded, batch, strict=True)):
             raise ShapeError(f"beta has shape {tuple(result.shape)}, which does not broadcast to {tuple(batch)}")
         return result
+
+    def _repr_html_(self) -> str:
+        dimensions, observed = self.dimensions(), self.named_data()[0]
+        rows = [(site.name, tuple(site.shape), "latent") for site in self.sites]
+        rows += [(name, tuple(x.shape), "observed") for name, x in observed.items()]
+        cells = [
+            (name, role, " x ".join(map(str, shape)) or "scalar", ", ".join(d or "-" for d in dimensions.get(name, ())))
+            for name, shape, role in rows
+        ]
+        facts = {"dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device)}
+        headline = f"Target of {self.dim} unconstrained coordinates"
+        return result_html(headline, [PageTable("Sites", ("site", "role", "shape", "dimensions"), cells)], facts=facts)
 
     def __repr__(self) -> str:
         sites = ", ".join(f"{s.name}{tuple(s.shape)}" for s in self.sites)

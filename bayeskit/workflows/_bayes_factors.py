@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from bayeskit._core.folders import write_csv
 from bayeskit._core.functions_of_users import lines_named
 from bayeskit._core.inputs import real_number, warn_user, whole_number
-from bayeskit._core.page import Listed, PageTable, measured, result_html
+from bayeskit._core.page import PageTable, measured, result_html, warnings_listed
 from bayeskit._core.randomness import derived_seed
 from bayeskit._core.storage import digest
 from bayeskit._core.texts import with_error
@@ -347,9 +347,7 @@ def models_html(table: pd.DataFrame, warnings: Sequence[str]) -> str:
     return result_html(
         f"{name} has the largest evidence; posterior probability {probability}",
         [PageTable("Models, log Bayes factors against the best", columns, rows)],
-        [Listed(f"{len(warnings)} warning{'s' * (len(warnings) > 1)}", [("models", why) for why in warnings])]
-        if warnings
-        else [],
+        warnings_listed("models", warnings),
         notes=[f"{more} more models are in .to_pandas()."] if more else [],
     )
 

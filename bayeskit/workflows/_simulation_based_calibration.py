@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayeskit._compiler import Compile
 from bayeskit._core.inputs import real_number, whole_number
-from bayeskit._core.page import Listed, frame_table, result_html
+from bayeskit._core.page import frame_table, result_html, warnings_listed
 from bayeskit._core.randomness import new_generator
 from bayeskit._core.statistics import effective_sample_size
 from bayeskit._core.storage import digest
@@ -203,9 +203,8 @@ class SBCResult:
 
     def _repr_html_(self) -> str:
         headline, *_ = str(self).partition("\n")
-        warnings = [("ranks", why) for why in self.warnings]
-        listed = [Listed(f"{len(warnings)} warning{'s' * (len(warnings) > 1)}", warnings)] if warnings else []
-        return result_html(headline, [frame_table("Ranks of each quantity", self.to_pandas())], listed)
+        table = frame_table("Ranks of each quantity", self.to_pandas())
+        return result_html(headline, [table], warnings_listed("ranks", self.warnings))
 
     def __repr__(self) -> str:
         return str(self)

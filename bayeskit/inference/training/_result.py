@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bayeskit._core.compatibility import as_inference_data, to_datasets
 from bayeskit._core.inputs import whole_number
+from bayeskit._core.page import result_html
 from bayeskit._core.plots import BLUE, ORANGE, SKY
 from bayeskit._core.randomness import global_stream, new_generator
 from bayeskit._logdensity.pyro_distributions import MendedDraws
@@ -81,6 +82,11 @@ class Fit:
     seconds: float
     settings: dict[str, Any] = field(repr=False)
     values: dict[str, Tensor] = field(repr=False, default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        facts = {"ending": self.ending, "seconds": f"{self.seconds:.1f}"}
+        facts |= {name: str(x) for name, x in self.settings.items() if isinstance(x, str | int | float)}
+        return result_html(str(self), facts=facts)
 
     def __repr__(self) -> str:
         rows = [f"{self.num_epochs} epochs, {self.num_steps} steps"]
