@@ -86,7 +86,8 @@ def test_groups_of_chains_are_the_same_here_in_processes_and_on_a_cluster(client
     processes = bk.sample(target, **settings, num_jobs=2)
     with joblib.parallel_config(backend="dask"):
         cluster = bk.sample(target, **settings, num_jobs=2)
-    for other in (processes, cluster):
+        automatic = bk.sample(target, **settings | {"num_groups": None}, num_jobs=-1)  # a group for each worker
+    for other in (processes, cluster, automatic):
         assert torch.equal(serial.unconstrained, other.unconstrained)
         assert torch.equal(serial.log_density, other.log_density)
         assert torch.equal(serial.sample_stats["energy"], other.sample_stats["energy"])

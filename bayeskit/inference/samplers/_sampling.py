@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import os
 import re
 import time
 import warnings
@@ -73,7 +72,9 @@ def require_groups(
     """
     num_jobs = whole_number("num_jobs", num_jobs, -1)
     if num_jobs == -1:
-        num_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        from joblib import effective_n_jobs
+
+        num_jobs = effective_n_jobs(-1)  # of this machine, or of the workers of a cluster that is joblib's backend
     num_jobs = whole_number("num_jobs", num_jobs, 1)
     if num_groups is None:
         num_groups = next(n for n in range(min(num_jobs, max(count, 1)), 0, -1) if not equal or count % n == 0)
@@ -427,8 +428,8 @@ def sample(
         are jobs, or the next smaller number that divides the chains.
     num_jobs : int, default 1
         Number of groups run in parallel, in processes or on a Dask cluster (:func:`bayeskit.parallel.map_tasks`); -1
-        for one on each core. ``num_groups`` changes the draws, ``num_jobs`` does not: give both where draws have to be
-        the same on other machines.
+        for one on each core, or on each worker of the cluster. ``num_groups`` changes the draws, ``num_jobs`` does
+        not: give both where draws have to be the same on other machines.
     reparameterize : "auto" or False, default "auto"
         "auto" moves the chains in coordinates in which normal, log-normal, Student-t, Laplace, Cauchy, Gumbel and
         logistic sites whose location or scale depends on other sites are centred as much as suits the data: chosen
