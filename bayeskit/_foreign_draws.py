@@ -43,12 +43,12 @@ def foreign_draws(data: Any, target: Target) -> ForeignDraws:
         raise ShapeError(
             f"the posterior has no dimension {missing[0]!r}; its variables need the dimensions chain, draw"
         )
-    found = {str(x.attrs.get("site", name)): _sampled(x) for name, x in posterior.data_vars.items()}
+    found = {str(x.attrs.get("site", n)): _sampled(x) for n, x in posterior.data_vars.items() if _is_sampled(x)}
     for site in target.sites:
         if site.name not in found:
             raise unknown_name("site", site.name, list(found))
     target = _labelled(target, posterior, found)
-    u = target.unconstrain({site.name: torch.from_numpy(_array(found[site.name])) for site in target.sites})
+    u = target.unconstrain({site.name: _numbers(found[site.name], site.name) for site in target.sites})
     log_prior, log_likelihood = target.evaluate(u)
     outside = int((~(log_prior + log_likelihood).isfinite()).sum())
     if outside:
@@ -99,13 +99,20 @@ def _dims(name: str, count: int) -> list[str]:
     return [*_SAMPLE, *(f"{name}_dim_{i}" for i in range(count - 2))]
 
 
+def _is_sampled(x: xr.DataArray) -> bool:
+    return set(_SAMPLE) <= set(x.dims)
+
+
 def _sampled(x: xr.DataArray) -> xr.DataArray:
     return x.transpose(*_SAMPLE, ...)
 
 
-def _array(x: xr.DataArray) -> np.ndarray:
-    """Return values in the machine's byte order, in memory of their own."""
-    return np.array(x.values, dtype=x.dtype.newbyteorder("="))
+def _numbers(x: xr.DataArray, name: str, dtype: Any = np.float64) -> Tensor:
+    """Return values, by default in double precision; DataError for what is no number."""
+    try:
+        return torch.from_numpy(np.array(x.values, dtype=dtype))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the values of {name!r} are no real numbers, but of type {x.dtype}") from error
 
 
 def _labelled(target: Target, posterior: xr.Dataset, found: Mapping[str, xr.DataArray]) -> Target:
@@ -121,9 +128,10 @@ def _labelled(target: Target, posterior: xr.Dataset, found: Mapping[str, xr.Data
         if not any(mine) and not any(dim.startswith(f"{site.name}_dim_") for dim in along):
             dims[site.name], mine = along, tuple(along)
         for dim, plate in zip(along, mine, strict=True):
-            labels = posterior[dim].values.tolist() if dim in posterior.coords else None
-            if plate is not None and plate not in known and labels and labels != list(range(len(labels))):
-                coords[plate] = labels
+            labels = posterior.indexes[dim].tolist() if dim in posterior.indexes else []
+            if plate is not None and plate not in known and len({*labels}) == len(labels) != 0:
+                if labels != list(range(len(labels))):
+                    coords[plate] = labels
     if dims:
         target = target.labelled(dims=dims)
     return target.labelled(coords) if coords else target
@@ -132,8 +140,9 @@ def _labelled(target: Target, posterior: xr.Dataset, found: Mapping[str, xr.Data
 def _statistics(stats: xr.Dataset | None) -> dict[str, Tensor]:
     if stats is None:
         return {}
-    known = {name: stats[name] for name in _STATS if name in stats and set(stats[name].dims) == set(_SAMPLE)}
-    return {name: torch.from_numpy(_array(_sampled(x))) for name, x in known.items()}
+    known = {name: _sampled(stats[name]) for name in _STATS if name in stats and set(stats[name].dims) == {*_SAMPLE}}
+    whole = {"diverging": bool, "n_steps": np.int64, "tree_depth": np.int64}
+    return {name: _numbers(x, name, whole.get(name, np.float64)) for name, x in known.items()}
 
 
 def _check_data(target: Target, groups: Mapping[str, xr.Dataset]) -> None:
@@ -145,7 +154,7 @@ def _check_data(target: Target, groups: Mapping[str, xr.Dataset]) -> None:
     for name, x in observed.items():
         if name not in stored:
             continue
-        other = torch.from_numpy(_array(stored[name]).astype(float))
+        other = _numbers(stored[name], name)
         same = other.numel() == x.numel() and torch.allclose(
             other.flatten(), x.detach().cpu().double().flatten(), rtol=1e-5, atol=0, equal_nan=True
         )
@@ -161,9 +170,9 @@ def _check_log_likelihood(target: Target, u: Tensor, groups: Mapping[str, xr.Dat
     if stored is None or not any(name in stored for name in target.named_data()[0]):
         return
     for name, x in DataForArviz(target).counted(pointwise_log_likelihood(target, u)).items():
-        if name not in stored:
+        if name not in stored or not _is_sampled(stored[name]):
             continue
-        other = torch.from_numpy(_array(_sampled(stored[name]))).double().flatten(2)
+        other = _numbers(_sampled(stored[name]), name).flatten(2)
         mine = x.detach().cpu().double().flatten(2)
         if other.shape != mine.shape:
             raise DrawsError(

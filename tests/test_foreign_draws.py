@@ -89,6 +89,7 @@ def test_names_of_dimensions_come_from_the_data():
         (lambda x: x | {"scale": x["scale"] * np.nan}, DataError, "'scale' lies outside its support"),
         (lambda x: x | {"effect": x["effect"][..., :2]}, ShapeError, "site 'effect' has shape"),
         (lambda x: x | {"centre": np.zeros(3)}, ShapeError, "chain and draw"),
+        (lambda x: x | {"centre": x["centre"].astype(str).astype(object) + "?"}, DataError, "no real numbers"),
         (lambda x: list(x), SettingsError, "not a list"),
     ],
 )
