@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -267,7 +268,8 @@ class Draws:
         if self.continuation is None:
             raise DrawsError(
                 "it is not known where the chains of these draws ended, so they cannot be extended: extend the draws "
-                "that sample returned, or give sample a checkpoint and call it again with more num_samples"
+                "that sample returned, in the same process and before a selection; for draws of a file, give sample a "
+                "checkpoint, and call it again with more num_samples"
             )
         return self.continuation.longer(self, num_samples, time_budget=time_budget, progress=progress)
 
@@ -502,6 +504,8 @@ class Draws:
     ) -> dict[str, xr.Dataset]:
         """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``; arguments as there."""
         facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)} | self.settings
+        if bool((self.beta != 1).any()):
+            facts["beta"] = float(self.beta.min())
         names = self._names(dims or {})
         coords = {**self.target.labels.coords, **(coords or {})}
         of_data = DataForArviz(self.target, names, coords)
@@ -672,6 +676,8 @@ class Draws:
         DrawsError
             If the file contains draws of another target.
         """
+        if target is not None and not hasattr(target, "has_density"):
+            target = require_target(target)
         with loaded_tensors(path, _SCHEMA) as (tensors, facts):
             saved: dict[str, Any] = {part: {} for part in (*_BY_DRAW, "counted")}
             for key, tensor in tensors.items():
@@ -696,7 +702,7 @@ class Draws:
                 settings=dict(facts["settings"]),
                 target=known if target is None else target,
             )
-        if target is not None and known.fingerprint() != target.fingerprint():
+        if target is not None and known.fingerprint() and known.fingerprint() != target.fingerprint():
             raise DrawsError(f"the draws in {path} come from another model or other data")
         return draws
 
@@ -721,14 +727,20 @@ class Draws:
         DataError
             If a value lies outside the support of its site, or stored observations are not those of the target.
         DrawsError
-            If there is no posterior, the density is not finite at a draw, or stored log likelihoods of single
-            observations differ from those of the target, as where a scale is a variance in one of the models.
+            If there is no posterior, the draws are tempered, the density is not finite at a draw, or stored log
+            likelihoods of single observations differ from those of the target, as where a scale is a variance in one of
+            the models.
         SettingsError
             If ``data`` is nothing of these.
         ShapeError
-            If a site has another shape, or the posterior has no chains or draws.
+            If a site has another shape, the posterior has no chains or draws, or another group other numbers of them.
         UnknownNameError
             If the posterior has no variable for a site.
+
+        Warns
+        -----
+        DataWarning
+            If the posterior has variables that are neither sites nor deterministic sites of the target.
 
         Examples
         --------
@@ -844,6 +856,8 @@ def _simulator(
     seed: int,
 ) -> Target:
     """Return the target of a model whose data are drawn, without asking for data."""
+    if "num_samples" in kwargs and "num_samples" not in inspect.signature(model).parameters:
+        raise UnknownNameError("prior_predictive has no setting 'num_samples'; the number of prior draws is num_draws")
     without_data = sites is not None or bool(args or kwargs)
     target = Target.from_pyro(WithOutcomes(model, sites) if without_data else model, *args, seed=seed, **kwargs)
     observed = target.density.observed_sites if isinstance(target.density, PyroDensity) else ()
@@ -881,7 +895,7 @@ def _common_target(parts: Sequence[Draws]) -> Target:
     if len(dims) > 1:
         raise DrawsError(f"draws of dimensions {', '.join(map(str, dims))} come from different targets")
     targets = list({id(part.target): part.target for part in parts}.values())
-    if len(targets) > 1 and len({target.fingerprint() for target in targets}) > 1:
+    if len(targets) > 1 and len({target.fingerprint() for target in targets} - {""}) > 1:
         raise DrawsError("the draws come from different models or other data, so their chains cannot be joined")
     return next((target for target in targets if target.has_density), targets[0])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from bayeskit._arviz_data import DataForArviz, pointwise_log_likelihood
-from bayeskit._core.inputs import unknown_name
+from bayeskit._core.inputs import unknown_name, warn_user
 from bayeskit._logdensity.target import Target
-from bayeskit.errors import DataError, DrawsError, SettingsError, ShapeError
+from bayeskit.errors import DataError, DataWarning, DrawsError, SettingsError, ShapeError
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _STATS = ("acceptance_rate", "diverging", "energy", "n_steps", "step_size", "tree_depth")
 _SAMPLE = ("chain", "draw")
+_SHOWN = 5
 #: Relative difference of stored log likelihoods beyond rounding of values in text files, and the fewest digits there.
 _OTHER = 1e-3
 
@@ -37,7 +38,7 @@ class ForeignDraws(NamedTuple):
 
 def foreign_draws(data: Any, target: Target) -> ForeignDraws:
     """Return the draws of a target that another program made; see :meth:`bayeskit.Draws.from_arviz`."""
-    groups = _groups(data)
+    groups = _groups(data, [site.name for site in target.sites])
     posterior = groups["posterior"]
     if missing := [dim for dim in _SAMPLE if dim not in posterior.dims]:
         raise ShapeError(
@@ -56,6 +57,15 @@ def foreign_draws(data: Any, target: Target) -> ForeignDraws:
             f"the log density of the target is not finite at {outside} of {log_prior.numel()} draws, so they belong to "
             "another target: compare the priors and the units of the sites"
         )
+    if float(posterior.attrs.get("beta", 1.0)) != 1:
+        raise DrawsError("the draws are tempered (beta below 1), and are not draws of the posterior")
+    known = {*target.constrain(u[:1, :1], deterministic=True), *target.whole_numbers()}
+    if more := [name for name in found if name not in known]:
+        warn_user(
+            f"the target has no {', '.join(map(repr, more[:_SHOWN]))}, so these variables are left out; if one is a "
+            "parameter of the model, the target is another model",
+            DataWarning,
+        )
     _check_data(target, groups)
     _check_log_likelihood(target, u, groups)
     facts = posterior.attrs
@@ -63,24 +73,21 @@ def foreign_draws(data: Any, target: Target) -> ForeignDraws:
         u,
         log_prior,
         log_likelihood,
-        _statistics(groups.get("sample_stats")),
+        _statistics(groups.get("sample_stats"), u),
         {"sampler": str(facts.get("sampler", facts.get("inference_library", "unknown")))},
         float(facts.get("sampling_time", 0.0)),
         target,
     )
 
 
-def _groups(data: Any) -> dict[str, xr.Dataset]:
-    """Return the groups of ``InferenceData``, of a ``DataTree``, or of a posterior alone."""
+def _groups(data: Any, sites: Sequence[str]) -> dict[str, xr.Dataset]:
+    """Return the groups of ``InferenceData``, of a ``DataTree``, or of a posterior alone, of arrays the sites only."""
     import xarray as xr
 
     if isinstance(data, xr.Dataset):
         return {"posterior": data}
     if isinstance(data, Mapping) and not isinstance(data, xr.DataTree) and not hasattr(data, "groups"):
-        arrays = {name: np.asarray(x) for name, x in data.items()}
-        if thin := next((name for name, x in arrays.items() if x.ndim < 2), None):
-            raise ShapeError(f"the values of {thin!r} need the dimensions chain and draw first")
-        return {"posterior": xr.Dataset({name: (_dims(name, x.ndim), x) for name, x in arrays.items()})}
+        return {"posterior": _of_arrays({name: data[name] for name in sites if name in data} or data)}
     if isinstance(data, xr.DataTree):
         found = {str(name): group.to_dataset() for name, group in data.children.items()}
     elif hasattr(data, "groups"):
@@ -95,8 +102,21 @@ def _groups(data: Any) -> dict[str, xr.Dataset]:
     return found
 
 
-def _dims(name: str, count: int) -> list[str]:
-    return [*_SAMPLE, *(f"{name}_dim_{i}" for i in range(count - 2))]
+def _of_arrays(values: Mapping[str, Any]) -> xr.Dataset:
+    import xarray as xr
+
+    found = {}
+    for name, x in values.items():
+        try:
+            array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        except ValueError as error:
+            raise ShapeError(f"the values of {name!r} are no array: {error}") from error
+        if array.ndim < 2:
+            raise ShapeError(f"the values of {name!r} need the dimensions chain and draw first")
+        found[name] = ([*_SAMPLE, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))], array)
+    if len(shapes := {array.shape[:2] for _, array in found.values()}) > 1:
+        raise ShapeError(f"sites have different numbers of chains and draws, {', '.join(map(str, sorted(shapes)))}")
+    return xr.Dataset(found)
 
 
 def _is_sampled(x: xr.DataArray) -> bool:
@@ -118,6 +138,7 @@ def _numbers(x: xr.DataArray, name: str, dtype: Any = np.float64) -> Tensor:
 def _labelled(target: Target, posterior: xr.Dataset, found: Mapping[str, xr.DataArray]) -> Target:
     """Return the target with the dimensions and labels of the data where it has none of its own."""
     own, known = target.dimensions(), target.labels.coords
+    plates = {plate for along in own.values() for plate in along}
     dims: dict[str, list[str]] = {}
     coords: dict[str, list[Any]] = {}
     for site in target.sites:
@@ -125,10 +146,10 @@ def _labelled(target: Target, posterior: xr.Dataset, found: Mapping[str, xr.Data
         mine = own.get(site.name, ())
         if len(mine) != len(along):
             continue
-        if not any(mine) and not any(dim.startswith(f"{site.name}_dim_") for dim in along):
+        if not any(mine) and not any(dim.startswith(f"{site.name}_dim_") or dim in plates for dim in along):
             dims[site.name], mine = along, tuple(along)
         for dim, plate in zip(along, mine, strict=True):
-            labels = posterior.indexes[dim].tolist() if dim in posterior.indexes else []
+            labels = [_as_label(x) for x in posterior.indexes[dim]] if dim in posterior.indexes else []
             if plate is not None and plate not in known and len({*labels}) == len(labels) != 0:
                 if labels != list(range(len(labels))):
                     coords[plate] = labels
@@ -137,12 +158,28 @@ def _labelled(target: Target, posterior: xr.Dataset, found: Mapping[str, xr.Data
     return target.labelled(coords) if coords else target
 
 
-def _statistics(stats: xr.Dataset | None) -> dict[str, Tensor]:
+def _as_label(x: Any) -> Any:
+    """Return a label as numbers and texts have it, others such as dates and tuples as text."""
+    return x if isinstance(x, str | int | float | bool) else str(x)
+
+
+def _statistics(stats: xr.Dataset | None, u: Tensor) -> dict[str, Tensor]:
     if stats is None:
         return {}
+    _check_sizes("sample_stats", stats, u)
     known = {name: _sampled(stats[name]) for name in _STATS if name in stats and set(stats[name].dims) == {*_SAMPLE}}
     whole = {"diverging": bool, "n_steps": np.int64, "tree_depth": np.int64}
     return {name: _numbers(x, name, whole.get(name, np.float64)) for name, x in known.items()}
+
+
+def _check_sizes(group: str, found: xr.Dataset | xr.DataArray, u: Tensor) -> None:
+    """Raise ShapeError for another number of chains or draws than those of the posterior ``(chains, draws, d)``."""
+    sizes = tuple(found.sizes.get(dim, size) for dim, size in zip(_SAMPLE, u.shape, strict=False))
+    if sizes != tuple(u.shape[:2]):
+        raise ShapeError(
+            f"{group} has {sizes[0]} chains of {sizes[1]} draws, and the posterior {u.shape[0]} of {u.shape[1]}; "
+            "select chains and draws of all groups, as data.sel(draw=...) does"
+        )
 
 
 def _check_data(target: Target, groups: Mapping[str, xr.Dataset]) -> None:
@@ -155,8 +192,9 @@ def _check_data(target: Target, groups: Mapping[str, xr.Dataset]) -> None:
         if name not in stored:
             continue
         other = _numbers(stored[name], name)
+        spread = float(other.std(correction=0))
         same = other.numel() == x.numel() and torch.allclose(
-            other.flatten(), x.detach().cpu().double().flatten(), rtol=1e-5, atol=0, equal_nan=True
+            other.flatten(), x.detach().cpu().double().flatten(), rtol=1e-5, atol=1e-6 * spread, equal_nan=True
         )
         if not same:
             raise DataError(
@@ -172,8 +210,9 @@ def _check_log_likelihood(target: Target, u: Tensor, groups: Mapping[str, xr.Dat
     for name, x in DataForArviz(target).counted(pointwise_log_likelihood(target, u)).items():
         if name not in stored or not _is_sampled(stored[name]):
             continue
-        other = _numbers(_sampled(stored[name]), name).flatten(2)
-        mine = x.detach().cpu().double().flatten(2)
+        _check_sizes("log_likelihood", stored[name], u)
+        other = _numbers(_sampled(stored[name]), name).reshape(*u.shape[:2], -1)
+        mine = x.detach().cpu().double().reshape(*u.shape[:2], -1)
         if other.shape != mine.shape:
             raise DrawsError(
                 f"the log likelihood of {name!r} has {other.shape[-1]} data in the draws and {mine.shape[-1]} in the "

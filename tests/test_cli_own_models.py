@@ -35,6 +35,14 @@ def whole(data, width=1.0):
         pyro.sample("y", dist.Normal(mean, width), obs=data["y"])
 
 
+def by_seed(seed):
+    pyro.sample("y", dist.Normal(0.0, 1.0), obs=seed)
+
+
+class Kind:
+    pass
+
+
 number = 3
 """
 Y = np.random.default_rng(5).normal(1.0, 1.0, 10).round(3)
@@ -112,6 +120,19 @@ def test_models_of_files_are_compared(folder):
         (("sample", "models.py:by_group", "--data", "other.csv"), "'group', which is no column of other.csv"),
         (("sample", "models.py:mean_only", "--data", "models.npy"), "cannot be read as a table"),
         (("sample", "broken.py:model"), "broken.py, line 2: ZeroDivisionError"),
+        (("sample", "left.py:model"), "left.py, line 2: SystemExit"),
+        (("sample", "models.py:Kind", "--data", "d.csv"), "Kind in models.py is a class"),
+        (
+            ("sample", "models.py:by_seed", "--data", "seed.csv"),
+            "'seed' of models.py:by_seed has the name",
+        ),
+        (("sample", "models.py:mean_only", "--data", "odd.csv"), "column 'y' holds numbers, but '-' in row 3"),
+        (("sample", "models.py:mean_only", "--data", "words.csv"), "'y' holds texts"),
+        (("sample", "models.py:mean_only", "--data", "long.csv"), "long.csv cannot be read as a table"),
+        (("sample", "models.py:mean_only", "--data", "twice.csv"), "two columns called 'y'"),
+        (("loo", "models.py:by_group", "--data", "d.csv", "--by", "nope"), "no plate is called 'nope'"),
+        (("compare", "models.py:whole", "models.py:mean_only", "--draws", 5), "are for topologies"),
+        (("compare", "--alignment", "x", "--trees", "y", "--jobs", 2), "are for models of yours"),
         (("compare", "models.py:whole"), "needs two models"),
         (("compare", "models.py:whole", "models.py:whole", "--data", "d.csv"), "the same name"),
         (("compare", "a.py", "b.py", "--alignment", "x"), "not both"),
@@ -125,6 +146,12 @@ def test_what_is_refused(folder, arguments, words):
     pd.DataFrame({"y": Y}).to_csv("other.csv", index=False)
     (folder / "models.npy").write_bytes(bytes(range(256)))
     (folder / "broken.py").write_text("x = 1\ny = x / 0\n")
+    (folder / "left.py").write_text("import sys\nsys.exit('no')\n")
+    (folder / "odd.csv").write_text("y\n1.5\n2\n-\n")
+    (folder / "seed.csv").write_text("seed\n1.5\n2\n")
+    (folder / "words.csv").write_text("y\na\nb\n")
+    (folder / "long.csv").write_text("x,y\n1,2,3\n4,5,6\n")
+    (folder / "twice.csv").write_text("y,y\n1,2\n4,5\n")
     result = call(*arguments)
     assert result.exit_code == 2 and words in result.stderr and "Traceback" not in result.stderr, result.stderr
     assert not (folder / "results").exists() or not list((folder / "results").iterdir())

@@ -78,6 +78,13 @@ def test_what_cannot_be_plotted(draws, tmp_path):
         draws.plot("chains", ["efect"])
     with pytest.raises(SettingsError, match="pairs need two"):
         draws.plot("pairs", ["scale"])
+    with pytest.raises(SettingsError, match="names is empty"):
+        draws.plot("pairs", [])
+    constant = bk.Draws(torch.full((2, 30, 2), 1e17), torch.zeros(2, 30), torch.zeros(2, 30), torch.ones(2))
+    assert "only names" in constant.target._repr_html_() and not hasattr(constant.target, "sites")
+    for kind in ("chains", "pairs"):
+        constant.plot(kind).canvas.draw()
+    assert bk.Draws.join([constant, constant]).num_chains == 4
     draws.save(tmp_path / "draws")
     loaded = bk.Draws.load(tmp_path / "draws")
     assert len(loaded.plot("chains", ["effect[IA]"]).axes) == 2

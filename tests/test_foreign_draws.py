@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+from dataclasses import replace
 
 import arviz as az
 import numpy as np
@@ -10,9 +11,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import xarray as xr
 
 import bayeskit as bk
-from bayeskit.errors import DataError, DrawsError, SettingsError, ShapeError, UnknownNameError
+from bayeskit.errors import DataError, DataWarning, DrawsError, SettingsError, ShapeError, UnknownNameError
 
 Y = np.random.default_rng(0).normal(size=12)
 ROWS = np.arange(12) % 3
@@ -89,6 +91,8 @@ def test_names_of_dimensions_come_from_the_data():
         (lambda x: x | {"scale": x["scale"] * np.nan}, DataError, "'scale' lies outside its support"),
         (lambda x: x | {"effect": x["effect"][..., :2]}, ShapeError, "site 'effect' has shape"),
         (lambda x: x | {"centre": np.zeros(3)}, ShapeError, "chain and draw"),
+        (lambda x: x | {"centre": x["centre"][:, 1:]}, ShapeError, "different numbers of chains and draws"),
+        (lambda x: x | {"centre": [[1.0], [1.0, 2.0]]}, ShapeError, "are no array"),
         (lambda x: x | {"centre": x["centre"].astype(str).astype(object) + "?"}, DataError, "no real numbers"),
         (lambda x: list(x), SettingsError, "not a list"),
     ],
@@ -104,6 +108,63 @@ def test_draws_of_another_target_are_errors(drawn):
         bk.Draws.from_arviz(data, bk.Target.from_pyro(regression, Y + 1, ROWS))
     with pytest.raises(DrawsError, match="datum .* of 'y'.*variances"):
         bk.Draws.from_arviz(data, bk.Target.from_pyro(regression, Y, ROWS, power=0.5))
+
+
+def test_groups_of_other_lengths_and_tempered_draws_are_errors(drawn, target):
+    groups = drawn.to_datasets()
+    fewer = groups | {"posterior": groups["posterior"].isel(draw=slice(50))}
+    for group in ("log_likelihood", "sample_stats"):
+        with pytest.raises(ShapeError, match=f"{group} has 4 chains of 200 draws, and the posterior 4 of 50"):
+            bk.Draws.from_arviz(xr.DataTree.from_dict(fewer), target)
+        del fewer[group]
+    tempered = replace(drawn, beta=torch.full((4,), 0.5, dtype=torch.float64))
+    with pytest.raises(DrawsError, match="tempered"):
+        bk.Draws.from_arviz(tempered.to_arviz(), target)
+
+
+def test_draws_of_a_larger_model_are_told(drawn, target):
+    larger = drawn.to_datasets()["posterior"].assign(slope=(["chain", "draw"], np.zeros((4, 200))))
+    with pytest.warns(DataWarning, match="the target has no 'slope'"):
+        bk.Draws.from_arviz(larger, target)
+
+
+def test_a_scalar_observation_goes_there_and_back():
+    target = bk.exact.get("beta_binomial").target()
+    p = torch.rand(2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    draws = bk.Draws.from_arviz({"p": p}, target)
+    again = bk.Draws.from_arviz(draws.to_arviz(), target)
+    torch.testing.assert_close(again.log_likelihood, draws.log_likelihood, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["mask", "NanMaskedNormal"])
+def test_missing_outcomes_are_left_out(kind):
+    def model(y):
+        scale = pyro.sample("scale", dist.HalfNormal(2.0))
+        with pyro.plate("row", len(y)):
+            if kind == "mask":
+                with pyro.poutine.mask(mask=~y.isnan()):
+                    pyro.sample("y", dist.Normal(0.0, scale), obs=y)
+            else:
+                pyro.sample("y", dist.NanMaskedNormal(0.0, scale), obs=y)
+
+    y = torch.tensor([0.3, torch.nan, -1.2, 0.8, torch.nan, 0.1], dtype=torch.float64)
+    draws = bk.sample(model, y, num_samples=100, num_warmup=100, progress=False).predictive()
+    groups = draws.to_datasets()
+    assert {groups[g].sizes["y_datum"] for g in ("log_likelihood", "observed_data", "posterior_predictive")} == {4}
+    assert groups["observed_data"]["y"]["y_datum"].values.tolist() == [0, 2, 3, 5]
+    assert "constant_data" not in groups
+    assert int(draws.loo().counts.sum()) == 4
+
+
+def test_a_target_in_place_of_a_model_is_needed(drawn, tmp_path):
+    drawn.save(tmp_path / "draws")
+    with pytest.raises(SettingsError, match="from_pyro"):
+        bk.Draws.load(tmp_path / "draws", target=regression)
+    assert bk.Draws.load(tmp_path / "draws", target=drawn).target is drawn.target
+    with pytest.raises(DrawsError, match="posterior draws are missing"):
+        bk.evidence.bridge_sampling(drawn.target, None)
+    with pytest.raises(UnknownNameError, match="num_draws"):
+        bk.prior_predictive(regression, Y, ROWS, num_samples=10)
 
 
 def test_vectors_of_many_values_are_those_of_single_ones(target):

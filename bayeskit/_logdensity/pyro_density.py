@@ -355,7 +355,9 @@ class PyroDensity:
         except (TypeError, ValueError):
             given = {f"argument_{number}": value for number, value in enumerate(self.args)} | dict(self.kwargs)
         seen = {id(value) for value in observed.values()}
-        return observed, {k: v for k, v in given.items() if isinstance(v, Tensor) and id(v) not in seen}
+        # An argument with the name of a site is its data also where masked NaN has been replaced there.
+        constant = {k: v for k, v in given.items() if isinstance(v, Tensor) and id(v) not in seen and k not in observed}
+        return observed, constant
 
     def warn_without_data(self) -> None:
         """Warn if a model that was given tensors observes nothing, and has no factor."""

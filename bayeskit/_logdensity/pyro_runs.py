@@ -381,13 +381,15 @@ class Reader(Messenger):
             self.constants.factors[name] = fn.log_prob(value).detach().sum()
             return
         value = value.detach().to("cpu", torch.float64)
-        for mask in (msg["mask"], getattr(fn, "_mask", None)):
-            if mask is not None:
-                kept = torch.as_tensor(mask).cpu()
-                value = value.masked_fill(~kept[(..., *[None] * fn.event_dim)], torch.nan)
-                if not bool(kept.all()):
-                    batch = torch.broadcast_to(kept, value.shape[: value.dim() - fn.event_dim])
-                    self.constants.counted[name] = batch & self.constants.counted.get(name, batch)
+        masks = [torch.as_tensor(mask).cpu() for mask in (msg["mask"], getattr(fn, "_mask", None)) if mask is not None]
+        if isinstance(_innermost(fn), MISSING_ALLOWED):
+            known = ~value.isnan()
+            masks.append(known.flatten(known.dim() - fn.event_dim).any(-1) if fn.event_dim else known)
+        for kept in masks:
+            value = value.masked_fill(~kept[(..., *[None] * fn.event_dim)], torch.nan)
+            if not bool(kept.all()):
+                batch = torch.broadcast_to(kept, value.shape[: value.dim() - fn.event_dim])
+                self.constants.counted[name] = batch & self.constants.counted.get(name, batch)
         self.constants.given[name] = value
 
     def _hide_masked_nan(self, msg: Any) -> None:

@@ -7,9 +7,14 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from bayeskit._core.page import result_html
 from bayeskit._logdensity.labels import DimensionLabels
 from bayeskit._logdensity.target import NO_TARGET, Target
 from bayeskit.errors import DrawsError
+
+
+class _NoDensityError(DrawsError, AttributeError):
+    """What was asked of a target that is not known; ``hasattr`` is then False."""
 
 
 class UnknownTarget(Target):
@@ -48,19 +53,20 @@ class UnknownTarget(Target):
         return self._whole_numbers
 
     def fingerprint(self) -> str:
-        if self._fingerprint is None:
-            raise DrawsError(NO_TARGET)
-        return self._fingerprint
+        return self._fingerprint or ""
 
     def __getattr__(self, name: str) -> NoReturn:
         # Methods of a target use its density, its sites or its engine, none of which is there.
-        raise AttributeError(name) if name.startswith("__") else DrawsError(NO_TARGET)
+        raise AttributeError(name) if name.startswith("__") else _NoDensityError(NO_TARGET)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+    def _repr_html_(self) -> str:
+        return result_html("A target of which only names are known", notes=[NO_TARGET])
 
     def __repr__(self) -> str:
         return "UnknownTarget()"

@@ -14,14 +14,13 @@ from bayeskit.cli._trees import compare_trees
 from bayeskit.errors import SettingsError
 
 _OWN, _TREES = "Models of yours", "Topologies"
+_METHOD, _MOST = "bridge_sampling", 100
 
 
-def compare(
+def compare_models_or_trees(
     models: Annotated[list[str] | None, typer.Argument(help="Models of yours, as model.py:model.")] = None,
     data: Data = None,
-    method: Annotated[
-        str, typer.Option(help="How the evidence is estimated.", rich_help_panel=_OWN)
-    ] = "bridge_sampling",
+    method: Annotated[str, typer.Option(help="How the evidence is estimated.", rich_help_panel=_OWN)] = _METHOD,
     jobs: Annotated[int, typer.Option(min=1, help="Models estimated in parallel.", rich_help_panel=_OWN)] = 1,
     alignment: Annotated[
         Path | None, typer.Option("--alignment", help="FASTA, NEXUS or PHYLIP file.", rich_help_panel=_TREES)
@@ -38,7 +37,7 @@ def compare(
     most: Annotated[
         int,
         typer.Option(min=2, help="Compare so many topologies at most, the most frequent ones.", rich_help_panel=_TREES),
-    ] = 100,
+    ] = _MOST,
     draws: Annotated[
         int | None, numeric("10000", "Draws of each topology; fewer for the improbable ones.", POSTERIOR, min=1)
     ] = None,
@@ -58,6 +57,8 @@ def compare(
     if models:
         if alignment is not None or trees:
             raise SettingsError("pass either models of yours or --alignment with --trees, not both")
+        if substitution is not None or most != _MOST or draws is not None or burn_in is not None:
+            raise SettingsError("--substitution, --most, --draws and --burn-in are for topologies, not for models")
         chosen = checked_methods(method)
         if chosen == "all" or len(chosen) != 1:
             raise SettingsError("--method is the name of one method, such as bridge_sampling")
@@ -67,4 +68,6 @@ def compare(
         raise SettingsError(
             "nothing to compare: pass --alignment FILE and --trees FILE, or models of yours, as a.py:model b.py:model"
         )
+    if data is not None or method != _METHOD or jobs != 1:
+        raise SettingsError("--data, --method and --jobs are for models of yours, not for topologies")
     compare_trees(alignment, trees, substitution, most, draws, burn_in, seed, out, force, quiet)

@@ -73,35 +73,47 @@ def target_of(text: str, data: Path | None, seed: int = 0) -> Target:
 
     model = _loaded(text)
     if isinstance(model, Target):
+        if data is not None:
+            raise SettingsError(f"{text} is a Target, which has its data; leave --data out")
         return model
-    return Target.from_pyro(model, seed=seed, **_arguments(model, text, data))
+    arguments = _arguments(model, text, data)
+    if taken := (inspect.signature(Target.from_pyro).parameters.keys() - {"args", "kwargs"}) & arguments.keys():
+        name = min(taken)
+        raise SettingsError(f"the argument {name!r} of {text} has the name of a setting; rename it, and the column")
+    target = Target.from_pyro(model, seed=seed, **arguments)
+    for name in target.named_data()[0]:
+        if getattr(arguments.get(name), "dtype", "") == "category" and name not in target.whole_numbers():
+            raise DataError(f"the column {name!r} holds texts, and the site of this name has a continuous distribution")
+    return target
 
 
 def _loaded(text: str) -> Any:
     """Run a user's file, as Python would, and return what has the name in it."""
     given, name = _split(text)
     path = Path(given).resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"_bayeskit_model_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise SettingsError(f"{path}: this is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
+    sys.modules[spec.name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as Python does for a script; a model may import more when it runs
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         from bayeskit._core.functions_of_users import words_of
 
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         place = f", line {lines[-1]}" if lines else ""
         raise ModelError(f"{given}{place}: {words_of(error)}") from error
-    finally:
-        sys.path.remove(str(path.parent))
     if not hasattr(module, name):
         functions = [
             n for n, x in vars(module).items() if callable(x) and getattr(x, "__module__", "") == module.__name__
         ]
         raise unknown_name("model", name, functions)
     model = getattr(module, name)
+    if inspect.isclass(model):
+        raise ModelError(f"{name} in {given} is a class; name an instance of it")
     if not callable(model) and not hasattr(model, "log_density"):
         raise ModelError(f"{name} in {given} is a {type(model).__name__}, not a Pyro model")
     return model
@@ -109,7 +121,10 @@ def _loaded(text: str) -> Any:
 
 def _arguments(model: Callable[..., Any], text: str, data: Path | None) -> dict[str, Any]:
     """Return the arguments of a model: columns of its names, or the whole table."""
-    named = [p for p in inspect.signature(model).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    function = getattr(model, "forward", model)  # of a module; what it is called by takes anything
+    named = [
+        p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
     needed = [p.name for p in named if p.default is p.empty]
     if data is None:
         if needed:
@@ -132,15 +147,25 @@ def _table(path: Path) -> Any:
     """Return a table of a text file, texts as categories."""
     import pandas as pd
 
+    between = "\t" if path.suffix in (".tsv", ".tab") else ","
     try:
-        table = pd.read_csv(path, sep="\t" if path.suffix in (".tsv", ".tab") else ",")
+        header = pd.read_csv(path, sep=between, header=None, nrows=2, dtype=str).iloc[0].astype(str).str.strip()
+        table = pd.read_csv(path, sep=between)
     except (ValueError, OSError) as error:  # errors of pandas' parser, and of decoding, are values
         raise DataError(f"{path} cannot be read as a table: {error}") from error
-    table.columns = [str(column).strip() for column in table.columns]
-    return table.astype({c: "category" for c in table.columns if not pd.api.types.is_numeric_dtype(table[c])})
+    if header.duplicated().any():
+        raise DataError(f"{path} has two columns called {header[header.duplicated()].iloc[0]!r}")
+    table.columns = list(header)
+    texts = [name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name])]
+    for name in texts:
+        odd = pd.to_numeric(table[name], errors="coerce").isna() & table[name].notna()
+        if not odd.all():
+            row = int(odd.to_numpy().argmax())
+            raise DataError(f"{path}: column {name!r} holds numbers, but {table[name][row]!r} in row {row + 1}")
+    return table.astype(dict.fromkeys(texts, "category"))
 
 
-def sample(
+def sample_own(
     model: Model,
     data: Data = None,
     seed: Seed = 0,
@@ -191,7 +216,7 @@ def _drawn(target: Target, text: str, data: Path | None, folder: Path, numbers: 
     return posterior_in_folder(target, folder, title=title, settings=settings, progress=not quiet, **numbers)
 
 
-def loo(
+def loo_own(
     models: Models,
     data: Data = None,
     by: Annotated[str | None, typer.Option(help="Plate whose members are left out together.")] = None,
@@ -221,6 +246,10 @@ def loo(
 
     give_back()
     targets = {model: target_of(model, data, seed) for model in models}
+    for target in targets.values():
+        plates = {name for along in target.dimensions().values() for name in along if name is not None}
+        if by is not None and by not in plates:
+            raise unknown_name("plate", by, sorted(plates))
     say_where(folder, out, quiet)
     scores = {}
     for model, target in targets.items():

@@ -26,6 +26,8 @@ def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
     """Raise DrawsError for draws that are too short, of another target or, if ``posterior``, tempered."""
     require_target(target)
     if not isinstance(draws, Draws):
+        if draws is None:
+            raise DrawsError("posterior draws are missing: pass bk.sample(target), alone or after the target")
         raise DrawsError(
             f"draws must be Draws, such as bk.sample(target) returns or ladder.posterior, not a {type(draws).__name__}"
         )
