@@ -55,6 +55,8 @@ class _Estimate:
 class Evidence(_Estimate):
     """An estimate of the log marginal likelihood.
 
+    ``trusted`` is False if a diagnostic finds the estimate or its error unreliable.
+
     Attributes
     ----------
     method : str
@@ -65,8 +67,6 @@ class Evidence(_Estimate):
         Monte Carlo standard error of ``log_evidence``, in nats.
     num_evaluations : int
         Evaluations of the log density or its gradient, including those for the draws.
-    trusted : bool
-        False if a diagnostic finds the estimate or its error unreliable.
     warnings : tuple of str
         Problems found by the diagnostics, each with its remedy.
     diagnostics : dict of float
@@ -99,7 +99,8 @@ class Evidence(_Estimate):
 class PredictiveScore(_Estimate):
     """A sum of log predictive densities of the data.
 
-    The score ranks models; it does not estimate the log evidence.
+    The score ranks models; it does not estimate the log evidence. ``trusted`` is False if a diagnostic finds the score
+    or its error unreliable.
 
     Attributes
     ----------
@@ -116,8 +117,6 @@ class PredictiveScore(_Estimate):
     diagnostics : dict of float
         Values of the diagnostics.
     seconds : float
-    trusted : bool
-        False if a diagnostic finds the score or its error unreliable.
 
     Examples
     --------
