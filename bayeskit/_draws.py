@@ -856,14 +856,30 @@ def _simulator(
     seed: int,
 ) -> Target:
     """Return the target of a model whose data are drawn, without asking for data."""
-    if "num_samples" in kwargs and "num_samples" not in inspect.signature(model).parameters:
-        raise UnknownNameError("prior_predictive has no setting 'num_samples'; the number of prior draws is num_draws")
+    if callable(model):
+        _check_call(model, args, kwargs)
     without_data = sites is not None or bool(args or kwargs)
     target = Target.from_pyro(WithOutcomes(model, sites) if without_data else model, *args, seed=seed, **kwargs)
     observed = target.density.observed_sites if isinstance(target.density, PyroDensity) else ()
     if missing := next((name for name in sites or () if name not in observed), None):
         raise unknown_name("site", missing, [*observed, *(site.name for site in target.sites)])
     return target
+
+
+def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise a typed error for arguments that the model does not take, with the remedies of a prior draw."""
+    try:
+        signature = inspect.signature(model)
+    except ValueError:
+        return  # Python does not know what it takes
+    if "num_samples" in kwargs and "num_samples" not in signature.parameters:
+        raise UnknownNameError("prior_predictive has no setting 'num_samples'; the number of prior draws is num_draws")
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ModelError(
+            f"the model cannot be called with these arguments: {error}; give None for data that are to be drawn"
+        ) from error
 
 
 def followed_by(before: Draws, after: Draws) -> Draws:

@@ -19,7 +19,15 @@ from bayeskit._core.statistics import log_mean_exp, mean_error, pareto_smoothed
 from bayeskit._logdensity.observations import Observations, check_values, observed_values
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.target import Target
-from bayeskit.errors import DataError, DataWarning, DrawsError, ModelError, ShapeError, UnknownNameError
+from bayeskit.errors import (
+    DataError,
+    DataWarning,
+    DrawsError,
+    ModelError,
+    SettingsError,
+    ShapeError,
+    UnknownNameError,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,6 +144,8 @@ class LeaveOneOutScore:
         ------
         DataError
             If the models have other data, the same in another order, or in other groups.
+        SettingsError
+            If ``other`` is no score.
         ShapeError
             If they do not have the same number of terms.
 
@@ -147,8 +157,14 @@ class LeaveOneOutScore:
         >>> difference > error > 0
         True
         """
+        if not isinstance(other, LeaveOneOutScore):
+            raise SettingsError(
+                f"other must be the score of a model, as draws.loo() returns, not {type(other).__name__}"
+            )
         if len(self.pointwise) != len(other.pointwise):
-            raise ShapeError(f"the scores have {len(self.pointwise)} and {len(other.pointwise)} terms")
+            raise ShapeError(
+                f"the scores have {len(self.pointwise)} and {len(other.pointwise)} terms; give the models the same rows"
+            )
         if not same_data and self.data is not None and other.data is not None:
             check_values("the two scores", self.data, other.data)
         each, counts = self.pointwise - other.pointwise[self._places_in(other)], self.counts

@@ -14,7 +14,7 @@ import torch
 import xarray as xr
 
 import bayeskit as bk
-from bayeskit.errors import DataError, DataWarning, DrawsError, SettingsError, ShapeError, UnknownNameError
+from bayeskit.errors import DataError, DataWarning, DrawsError, ModelError, SettingsError, ShapeError, UnknownNameError
 
 Y = np.random.default_rng(0).normal(size=12)
 ROWS = np.arange(12) % 3
@@ -165,6 +165,10 @@ def test_a_target_in_place_of_a_model_is_needed(drawn, tmp_path):
         bk.evidence.bridge_sampling(drawn.target, None)
     with pytest.raises(UnknownNameError, match="num_draws"):
         bk.prior_predictive(regression, Y, ROWS, num_samples=10)
+    with pytest.raises(ModelError, match="give None for data that are to be drawn"):
+        bk.prior_predictive(regression, Y)
+    with pytest.raises(SettingsError, match="not Draws"):
+        drawn.loo().difference(drawn)
 
 
 def test_vectors_of_many_values_are_those_of_single_ones(target):
