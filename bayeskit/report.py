@@ -358,7 +358,7 @@ def _tables(
     draws = comparison.draws
     target = target or (draws.target if draws is not None else None)
     facts: dict[str, Any] = dict(settings) | dict(comparison.settings)
-    if target is not None:
+    if target is not None and target.has_density:
         # At most 20 names, because a run may have hundreds of sites.
         sites = ", ".join(f"{site.name} {tuple(site.shape)}" for site in target.sites[:20])
         facts |= {
@@ -396,7 +396,7 @@ def _against_the_prior(draws: Draws, labels: list[str], names: list[str], values
     from bayeskit._core.plots import Drawing, new_figure, plot_prior_and_posterior
 
     target = draws.target
-    if not isinstance(target, Target) or not target.can_sample_prior:
+    if not isinstance(target, Target) or not (target.has_density and target.can_sample_prior):
         return []
     try:
         u = target.sample_prior(_PRIOR_DRAWS, seed=0)
@@ -431,7 +431,7 @@ def _picture(draws: Draws) -> list[Drawing]:
     from bayeskit._core.plots import Drawing, new_figure
 
     target = draws.target
-    if not isinstance(target, Target):
+    if not isinstance(target, Target) or not target.has_density:
         return []
     mean = {site: value.flatten(0, 1).mean(0) for site, value in draws.values(deterministic=False).items()}
     figure = new_figure(0.6 + 0.16 * max((value.numel() for value in mean.values()), default=1))

@@ -112,6 +112,7 @@ def takes_draws(function: Callable[Concatenate[Target, P], R]) -> OfTarget[P, R]
             named["draws"] = target
         return function(require_target(target), *given, **named)
 
+    of_target.__wrapped__ = inspect.unwrap(function)  # what decorators are around, as where there is one
     return cast(OfTarget[P, R], of_target)
 
 

@@ -52,6 +52,9 @@ class UnknownTarget(Target):
     def whole_numbers(self) -> frozenset[str]:
         return self._whole_numbers
 
+    def element_names(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
     def fingerprint(self) -> str:
         return self._fingerprint or ""
 
