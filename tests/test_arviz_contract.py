@@ -225,7 +225,8 @@ MORE: dict[str, Any] = {
     "waic": lambda f, data: f(data, pointwise=True, **_one(data)),
     "psens": lambda f, data: f(data, component="prior"),
     "plot_ess": lambda f, data: f(data, kind="quantile") if OLD else f(data),
-    "weight_predictions": lambda f, data: f([data, data]),
+    "weight_predictions": lambda f, data: f([data, data], **({} if OLD else {"random_seed": 0})),
+    "get_unconstrained_samples": lambda f, data: f(data, return_dataset=True),
 }
 
 
@@ -243,7 +244,13 @@ def _functions() -> list[str]:
     # These write or read files, change groups in place, or belong to data of another kind.
     left_out = {"to_netcdf", "to_json", "to_zarr", "to_cds", "clear_data_home", "convert_to_dataset", "to_datatree"}
     left_out |= {"dict_to_dataset", "pytree_to_dataset", "reloo", "numpy_to_data_array", "autocorr", "autocov"}
-    left_out |= {"apply_test_function", "extract_dataset", "convert_to_inference_data", "convert_to_datatree"}
+    left_out |= {
+        "apply_test_function",
+        "extract_dataset",
+        "from_dict",
+        "convert_to_inference_data",
+        "convert_to_datatree",
+    }
     found = []
     for name in dir(az):
         function = getattr(az, name)
