@@ -875,8 +875,8 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     if "num_samples" in kwargs and "num_samples" not in signature.parameters:
         raise UnknownNameError("prior_predictive has no setting 'num_samples'; the number of prior draws is num_draws")
     try:
-        of_target = inspect.signature(Target.from_pyro).parameters  # such as compile=False
-        signature.bind(*args, **{name: x for name, x in kwargs.items() if name not in of_target})
+        settings = inspect.signature(Target.from_pyro).parameters  # such as compile, which the model does not take
+        signature.bind(*args, **{name: x for name, x in kwargs.items() if name not in settings})
     except TypeError as error:
         raise ModelError(
             f"the model cannot be called with these arguments: {error}; give None for data that are to be drawn"

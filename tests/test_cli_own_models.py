@@ -88,6 +88,15 @@ def test_evidence_of_a_model_in_a_file_is_exact(folder, model):
     assert abs(row["log_evidence"] - exact) < 5 * row["standard_error"]
 
 
+def test_only_columns_that_are_used_are_asked(folder):
+    rows = ["y,group,note", "1.0,a,7", "2.0,,x", "0.5,b,8"]  # a note of numbers and texts, and a group that is missing
+    (folder / "mixed.csv").write_text("\n".join(rows))
+    assert call("sample", "models.py:mean_only", "--data", "mixed.csv", *FEW).exit_code == 0
+    assert call("sample", "models.py:whole", "--data", "mixed.csv", *FEW).exit_code == 0
+    missing = call("sample", "models.py:by_group", "--data", "mixed.csv", *FEW)
+    assert missing.exit_code == 2 and "'group'" in missing.stderr and "numbers" not in missing.stderr.split("drop")[0]
+
+
 @pytest.mark.calibration
 def test_models_of_files_are_compared(folder):
     models = ("models.py:mean_only", "models.py:by_group")
@@ -126,7 +135,7 @@ def test_models_of_files_are_compared(folder):
             ("sample", "models.py:by_seed", "--data", "seed.csv"),
             "'seed' of models.py:by_seed has the name",
         ),
-        (("sample", "models.py:mean_only", "--data", "odd.csv"), "column 'y' holds numbers, but '-' in row 3"),
+        (("sample", "models.py:mean_only", "--data", "odd.csv"), "'y' holds numbers and texts, such as '-' in row 3"),
         (("sample", "models.py:mean_only", "--data", "words.csv"), "'y' holds texts"),
         (("sample", "models.py:mean_only", "--data", "long.csv"), "long.csv cannot be read as a table"),
         (("sample", "models.py:mean_only", "--data", "twice.csv"), "two columns called 'y'"),

@@ -110,6 +110,29 @@ def test_draws_of_another_target_are_errors(drawn):
         bk.Draws.from_arviz(data, bk.Target.from_pyro(regression, Y, ROWS, power=0.5))
 
 
+def eight_schools(y, error):
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 5.0)), pyro.sample("tau", dist.HalfCauchy(5.0))
+    with pyro.plate("school", 8):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        pyro.sample("obs", dist.Normal(theta, error), obs=y)
+
+
+def test_draws_by_pymc_of_eight_schools():
+    """ArviZ ships these draws; PyMC's log likelihoods, statistics and labels come with them."""
+    data = az.load_arviz_data("centered_eight")
+    y, error = [28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
+    draws = bk.Draws.from_arviz(data, bk.Target.from_pyro(eight_schools, y, error))
+    assert draws.target.names[2] == "theta[Choate]" and draws.num_draws == data["posterior"].sizes["draw"]
+    theirs = torch.from_numpy(data["log_likelihood"]["obs"].values)
+    mine = draws.target.pointwise_log_likelihood(draws.unconstrained)["obs"]
+    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    assert draws.sample_stats["diverging"].sum() == int(data["sample_stats"]["diverging"].sum()) > 0
+    # A centred hierarchy that diverges and moves slowly is not trusted, whoever drew it.
+    assert not bk.evidence.bridge_sampling(draws).trusted
+    with pytest.raises(DrawsError, match="variances and precisions"):
+        bk.Draws.from_arviz(data, bk.Target.from_pyro(eight_schools, y, [e**2 for e in error]))
+
+
 def test_groups_of_other_lengths_and_tempered_draws_are_errors(drawn, target):
     groups = drawn.to_datasets()
     fewer = groups | {"posterior": groups["posterior"].isel(draw=slice(50))}

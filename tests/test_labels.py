@@ -155,3 +155,16 @@ def test_saved_draws_know_names_and_labels(draws, tmp_path):
 def test_bad_labels_are_refused(settings, error, message):
     with pytest.raises(error, match=message):
         bk.sample(model, X, COUNTIES, Y, progress=False, **settings)
+
+
+def test_columns_of_a_whole_frame_are_constant_data():
+    """Columns that cannot be read and are not used, such as mixed texts, are left out."""
+
+    def model(data):
+        mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
+        with pyro.plate("row", len(data)):
+            pyro.sample("y", dist.Normal(mean + data["x"], 1.0), obs=data["y"])
+
+    frame = pd.DataFrame({"y": [1.0, 2.0, 0.5], "x": [0.0, 1.0, 2.0], "note": ["7", "x", None]})
+    groups = bk.sample(model, frame, num_samples=50, num_warmup=50, progress=False).to_datasets()
+    assert list(groups["constant_data"].data_vars) == ["x"] and list(groups["observed_data"].data_vars) == ["y"]

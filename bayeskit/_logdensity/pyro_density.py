@@ -355,9 +355,12 @@ class PyroDensity:
         except (TypeError, ValueError):
             given = {f"argument_{number}": value for number, value in enumerate(self.args)} | dict(self.kwargs)
         seen = {id(value) for value in observed.values()}
-        # An argument with the name of a site is its data also where masked NaN has been replaced there.
-        constant = {k: v for k, v in given.items() if isinstance(v, Tensor) and id(v) not in seen and k not in observed}
-        return observed, constant
+        columns = {name: x for v in given.values() if isinstance(v, Frame) for name, x in v.columns.items()}
+        single = {name: v for name, v in given.items() if not isinstance(v, Frame)}
+        # An argument with the name of a site is its data also where masked NaN has been replaced there. A column that
+        # cannot be read is an error in place of a tensor.
+        every = (columns | single).items()
+        return observed, {k: v for k, v in every if isinstance(v, Tensor) and id(v) not in seen and k not in observed}
 
     def warn_without_data(self) -> None:
         """Warn if a model that was given tensors observes nothing, and has no factor."""
@@ -895,7 +898,7 @@ class PyroDensity:
     def vector(self, values: Mapping[str, Tensor], otherwise: Tensor | None = None, *, check: bool = True) -> Tensor:
         """Return the unconstrained vector of one set of values; sites without a value keep theirs in ``otherwise``.
 
-        Without ``check``, which needs values, values outside of their support have an arbitrary vector.
+        Without ``check``, the vector of a value outside of its support is arbitrary; under vmap nothing can be checked.
         """
         pieces: dict[str, Tensor] = {}
 

@@ -112,7 +112,7 @@ def takes_draws(function: Callable[Concatenate[Target, P], R]) -> OfTarget[P, R]
             named["draws"] = target
         return function(require_target(target), *given, **named)
 
-    of_target.__wrapped__ = inspect.unwrap(function)  # what decorators are around, as where there is one
+    of_target.__wrapped__ = inspect.unwrap(function)  # the function itself, however many decorators it has
     return cast(OfTarget[P, R], of_target)
 
 
@@ -970,9 +970,10 @@ class Target:
         return vectors.reshape(*(batch or ()), self.dim)
 
     def _vectors_together(self, values: dict[str, Tensor], count: int) -> Tensor | None:
-        """Return the unconstrained vectors of values ``(count, *shape)``; None where they are not the vectors' values.
+        """Return the unconstrained vectors of values ``(count, *shape)`` from one batch, or None.
 
-        A batch cannot ask whether values lie in their support; those that do not are no values of any vector.
+        vmap forbids the check of supports. None is returned where the vectors do not give the values back, which is so
+        for values outside of their support.
         """
         if count < _FEW_VECTORS or self.loops or not isinstance(self.density, PyroDensity):
             return None

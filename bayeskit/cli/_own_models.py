@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,8 @@ from bayeskit.cli._tables import new_console, new_table, print_files, print_summ
 from bayeskit.errors import DataError, ModelError, SettingsError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bayeskit import Draws, Target
 
 Model = Annotated[str, typer.Argument(help="A Python file and a Pyro model in it, as model.py:model.", metavar="MODEL")]
@@ -131,7 +133,7 @@ def _arguments(model: Callable[..., Any], text: str, data: Path | None) -> dict[
             raise SettingsError(f"{text} takes {', '.join(needed)}; pass --data FILE with columns of these names")
         return {}
     table = _table(data)
-    found = {p.name: table[p.name] for p in named if p.name in table.columns}
+    found = {p.name: _column(table, p.name, data) for p in named if p.name in table.columns}
     found |= {p.name: table for p in named if p.name in _WHOLE and p.name not in table.columns}
     if missing := [name for name in needed if name not in found]:
         raise DataError(
@@ -143,8 +145,23 @@ def _arguments(model: Callable[..., Any], text: str, data: Path | None) -> dict[
     return found
 
 
-def _table(path: Path) -> Any:
-    """Return a table of a text file, texts as categories."""
+def _column(table: pd.DataFrame, name: str, path: Path) -> pd.Series:
+    """Return a column of numbers or of categories; DataError for one that holds numbers and texts."""
+    import pandas as pd
+
+    column = table[name]
+    if isinstance(column.dtype, pd.CategoricalDtype) or pd.api.types.is_numeric_dtype(column):
+        return column
+    texts = pd.to_numeric(column, errors="coerce").isna() & column.notna()
+    row = int(texts.to_numpy().argmax())
+    raise DataError(
+        f"{path}: column {name!r} holds numbers and texts, such as {column[row]!r} in row {row + 1}; leave the cell of "
+        "a missing number empty, or write texts in all rows"
+    )
+
+
+def _table(path: Path) -> pd.DataFrame:
+    """Return a table of a text file: columns of texts as categories, those with numbers and texts as they are."""
     import pandas as pd
 
     between = "\t" if path.suffix in (".tsv", ".tab") else ","
@@ -156,12 +173,8 @@ def _table(path: Path) -> Any:
     if header.duplicated().any():
         raise DataError(f"{path} has two columns called {header[header.duplicated()].iloc[0]!r}")
     table.columns = list(header)
-    texts = [name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name])]
-    for name in texts:
-        odd = pd.to_numeric(table[name], errors="coerce").isna() & table[name].notna()
-        if not odd.all():
-            row = int(odd.to_numpy().argmax())
-            raise DataError(f"{path}: column {name!r} holds numbers, but {table[name][row]!r} in row {row + 1}")
+    others = [name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name])]
+    texts = [name for name in others if not pd.to_numeric(table[name], errors="coerce").notna().any()]
     return table.astype(dict.fromkeys(texts, "category"))
 
 
@@ -182,9 +195,7 @@ def sample_own(
     Writes summary.csv, posterior.nc and report.html. A killed run resumes with the same command, and a finished one is
     not repeated.
     """
-    numbers: dict[str, Any] = {"num_chains": chains, "num_warmup": warmup, "num_samples": samples, "seed": seed}
-    if target_acceptance is not None:
-        numbers["target_acceptance"] = target_acceptance
+    numbers = _run_numbers(chains, warmup, samples, seed, target_acceptance)
     folder = opened("sample", stem_of(model), out, force, quiet, what_runs([model], data) | numbers)
     if folder is None:
         return
@@ -200,6 +211,12 @@ def sample_own(
     if not quiet:
         print_summary(summary, model)
         print_files(folder.path, folder.files())
+
+
+def _run_numbers(chains: int, warmup: int, samples: int, seed: int, target_acceptance: float | None) -> dict[str, Any]:
+    """Return the settings of a posterior run, those that were not given left out."""
+    numbers = {"num_chains": chains, "num_warmup": warmup, "num_samples": samples, "seed": seed}
+    return numbers | ({} if target_acceptance is None else {"target_acceptance": target_acceptance})
 
 
 def stem_of(text: str) -> str:
@@ -235,9 +252,7 @@ def loo_own(
     """
     if len({stem_of(model) for model in models}) < len(models):
         raise SettingsError("two of the models have the same name; name each once")
-    numbers: dict[str, Any] = {"num_chains": chains, "num_warmup": warmup, "num_samples": samples, "seed": seed}
-    if target_acceptance is not None:
-        numbers["target_acceptance"] = target_acceptance
+    numbers = _run_numbers(chains, warmup, samples, seed, target_acceptance)
     name = "-".join(stem_of(model) for model in models)
     folder = opened("loo", name, out, force, quiet, what_runs(models, data) | numbers | {"by": by})
     if folder is None:
@@ -315,7 +330,10 @@ def compare_own(
     tasks = folder.path / "checkpoint"
     found = compare_models(built, method, seed=seed, num_jobs=jobs, checkpoint=tasks, progress=not quiet)
     found.to_csv(folder.path / "models.csv")
-    shutil.rmtree(tasks)
+    for file in [*tasks.glob("task-*.safetensors"), tasks / "tasks.json"]:
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        tasks.rmdir()  # unless it holds files of others
     folder.finish(f"{found.best} is the most probable, by {method}")
     if quiet:
         return

@@ -943,15 +943,15 @@ class MinibatchTarget:
 
     @property
     def labels(self) -> DimensionLabels:
-        """Nothing: the dimensions of values have numbers."""
+        """No labels: the elements of a site are numbered."""
         return DimensionLabels()
 
     def counted(self) -> dict[str, Tensor]:
-        """Return nothing: masks differ between minibatches."""
+        """Return no masks, because these differ between minibatches."""
         return {}
 
     def whole_numbers(self) -> frozenset[str]:
-        """Return nothing: data are not drawn."""
+        """Return no names, because no data are drawn."""
         return frozenset()
 
     def fingerprint(self) -> str:
