@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -241,7 +242,8 @@ def _one(data: Any) -> dict[str, str]:
 def _functions() -> list[str]:
     """Return ArviZ's public functions of data, as named by their first argument or in the table of others."""
     first = {"data", "idata", "dt", "ary"}
-    # These write or read files, change groups in place, or belong to data of another kind.
+    # These write or read files, change groups in place, or belong to data of another kind; xarray_... are ArviZ's own
+    # iterators.
     left_out = {"to_netcdf", "to_json", "to_zarr", "to_cds", "clear_data_home", "convert_to_dataset", "to_datatree"}
     left_out |= {"dict_to_dataset", "pytree_to_dataset", "reloo", "numpy_to_data_array", "autocorr", "autocov"}
     left_out |= {
@@ -255,7 +257,7 @@ def _functions() -> list[str]:
     found = []
     for name in dir(az):
         function = getattr(az, name)
-        if not callable(function) or inspect.isclass(function) or name.startswith("_") or name in left_out:
+        if not callable(function) or inspect.isclass(function) or name.startswith(("_", "xarray_")) or name in left_out:
             continue
         try:
             parameters = list(inspect.signature(function).parameters)
@@ -296,7 +298,10 @@ def numbers(found: Any) -> list[np.ndarray]:
         return [found.select_dtypes("number").to_numpy()]
     if hasattr(found, "values") and isinstance(found.values, np.ndarray):
         return [found.values] if found.dtype.kind in "biufc" else []
-    return [np.asarray(found)] if isinstance(found, float | np.ndarray) and np.asarray(found).dtype != object else []
+    if isinstance(found, tuple | list | Iterator):
+        return [x for value in found for x in numbers(value)]
+    array = np.asarray(found)
+    return [array] if array.dtype.kind in "biufc" else []
 
 
 #: Functions that apply to every model, so that a failure of both sides is one of the test.
