@@ -166,6 +166,11 @@ class Draws:
             A row for each number among the sites. A number that never moves in a chain has no R-hat, and its effective
             size is zero.
 
+        Raises
+        ------
+        UnknownNameError
+            If ``var_names`` has a name that is no site.
+
         Examples
         --------
         >>> import bayeskit as bk
@@ -176,6 +181,10 @@ class Draws:
         sites, still = self._posterior(), stands_still(self.unconstrained).any(-1)
         own = settings.keys() <= {"round_to"}
         labels = self.target.labels
+        if (chosen := settings.get("var_names")) is not None and settings.get("filter_vars") is None:
+            for name in [chosen] if isinstance(chosen, str) else chosen:
+                if (name := name.removeprefix("~")) not in sites:
+                    raise unknown_name("site", name, list(sites))
         if own:
             table = summary_table(sites, labels.of, **settings)
         else:
@@ -368,7 +377,7 @@ class Draws:
         DrawsError
             If the draws were loaded without their target.
         ModelError, ShapeError, UnsupportedSiteError, UnknownNameError
-            As :meth:`Target.predictive`.
+            As :meth:`Target.predictive`; ModelError also if the model has nothing to draw, no data above all.
 
         Examples
         --------
@@ -387,6 +396,8 @@ class Draws:
         if not isinstance(self.target, Target):
             raise ModelError("data cannot be drawn from a target of minibatches; make a Target of the same model")
         found = self.target.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
+        if not found:
+            raise ModelError("the model has no observed site, so there are no data to draw; its draws are .values()")
         return replace(self, predictions=found) if args or kwargs else replace(self, posterior_predictive=found)
 
     def loo(self, *, by: Groups | None = None, moment_matching: bool = True) -> LeaveOneOutScore:
@@ -844,8 +855,9 @@ def prior_predictive(
     u = target.sample_prior(whole_number("num_draws", num_draws, 1), seed=seed).unsqueeze(0)
     log_prior, log_likelihood = target.evaluate(u)
     beta, settings = torch.zeros(1, dtype=target.dtype, device=target.device), {"sampler": "prior", "seed": seed}
-    draws = Draws(u, log_prior, log_likelihood, beta, settings=settings, target=target).predictive(seed=seed)
-    return replace(draws, seconds=time.monotonic() - begin)
+    draws = Draws(u, log_prior, log_likelihood, beta, settings=settings, target=target)
+    drawn = target.predictive(u, seed=seed)
+    return replace(draws, posterior_predictive=drawn, seconds=time.monotonic() - begin)
 
 
 def _simulator(

@@ -95,7 +95,8 @@ def _groups(data: Any, sites: Sequence[str]) -> dict[str, xr.Dataset]:
     else:
         raise SettingsError(
             "data must be InferenceData, a DataTree, a Dataset of the posterior, or arrays by site, not a "
-            f"{type(data).__name__}; arviz.convert_to_inference_data reads what other programs return"
+            f"{type(data).__name__}; arviz.from_pyro, from_numpyro, from_cmdstanpy and their like read what these "
+            "programs return"
         )
     if "posterior" not in found:
         raise DrawsError(f"there is no posterior among the groups {', '.join(found) or 'of the data'}")
@@ -112,7 +113,10 @@ def _of_arrays(values: Mapping[str, Any]) -> xr.Dataset:
         except ValueError as error:
             raise ShapeError(f"the values of {name!r} are no array: {error}") from error
         if array.ndim < 2:
-            raise ShapeError(f"the values of {name!r} need the dimensions chain and draw first")
+            raise ShapeError(
+                f"the values of {name!r} need the dimensions chain and draw first, as in Pyro's and NumPyro's "
+                "mcmc.get_samples(group_by_chain=True)"
+            )
         found[name] = ([*_SAMPLE, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))], array)
     if len(shapes := {array.shape[:2] for _, array in found.values()}) > 1:
         raise ShapeError(f"sites have different numbers of chains and draws, {', '.join(map(str, sorted(shapes)))}")

@@ -76,6 +76,14 @@ def test_where_predictive_draws_are_is_said(draws):
         draws["y"]
 
 
+def test_a_summary_of_an_unknown_site_names_those_that_there_are(draws):
+    assert draws.summary(var_names="mean").index.tolist() == ["mean"]
+    assert draws.summary(var_names=["~slope", "~effect", "~line"]).index.tolist() == ["mean"]
+    for wrong in ("maen", ["mean", "maen"], ["~maen"]):
+        with pytest.raises(UnknownNameError, match="no site is called 'maen'"):
+            draws.summary(var_names=wrong)
+
+
 def gaps(y, seen):
     mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
     with pyro.plate("row", len(y)), pyro.poutine.mask(mask=seen):

@@ -181,8 +181,8 @@ def categories_in(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 def arrays_as_tensors(data: Any, name: str = "data", categories: Categories | None = None) -> Any:
     """Return an argument of a model with arrays, columns and data frames as tensors, and everything else as it is.
 
-    Whole numbers become 64 bits wide: torch takes ``uint8`` for a mask. Categories have the codes of ``categories``, by
-    name of argument, key or column, where these are given.
+    Whole numbers become 64 bits wide: torch takes ``uint8`` for a mask. Categories, and texts, have the codes of
+    ``categories``, by name of argument, key or column, where these are given.
     """
     known = categories or {}
     if isinstance(data, torch.Tensor):
@@ -192,7 +192,7 @@ def arrays_as_tensors(data: Any, name: str = "data", categories: Categories | No
     if isinstance(data, Iterator):
         raise DataError(f"{name} is an iterator ({type(data).__name__}), which is used up after one run; give a list")
     # An array that meets a tensor in arithmetic loses the gradient silently.
-    if labels_of(data) is not None:
+    if not isinstance(data, Mapping) and labels_of(data, known.get(bare(name))) is not None:
         return as_numbers(name, data, known.get(bare(name)))
     if hasattr(data, "__array__") or hasattr(data, "to_numpy"):
         array = np.asarray(data)

@@ -173,9 +173,10 @@ def _as_array(name: str, value: Any, known: tuple[Any, ...] | None = None) -> np
     if isinstance(value, np.ma.MaskedArray):
         missing = np.ma.getmaskarray(value)
         return np.where(missing, np.nan, value.data) if missing.any() else value.data
-    if (labels := labels_of(value)) is not None:
+    if (labels := labels_of(value, known)) is not None:
         place = {label: code for code, label in enumerate(labels if known is None else known)}
-        if new := [label for label in value if label not in place and label in labels]:
+        used = set(value)
+        if new := [label for label in labels if label not in place and label in used]:
             raise DataError(f"{name} has the category {new[0]!r}, and the model knows {', '.join(map(repr, place))}")
         codes = np.asarray([place.get(label, -1) for label in value], dtype=np.int64)
         if (missing := codes < 0).any():
@@ -191,13 +192,20 @@ def _as_array(name: str, value: Any, known: tuple[Any, ...] | None = None) -> np
     return np.asarray(value)
 
 
-def labels_of(value: Any) -> tuple[Any, ...] | None:
-    """Return the categories of a column of pandas or polars in the order of their codes; None if it has none."""
+def labels_of(value: Any, known: tuple[Any, ...] | None = None) -> tuple[Any, ...] | None:
+    """Return the categories of a column of pandas or polars in the order of their codes; None if it has none.
+
+    Where labels are ``known``, texts of an array, a column or a list are categories as well.
+    """
     dtype = getattr(value, "dtype", None)
     kind = type(dtype).__name__
     if kind in ("CategoricalDtype", "Enum"):
         return tuple(dtype.categories)  # type: ignore[union-attr]
-    return tuple(sorted(set(value) - {None})) if kind == "Categorical" else None
+    if kind == "Categorical":
+        return tuple(sorted(set(value) - {None}))
+    if known is None or isinstance(value, str) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) != 1:
+        return None
+    return tuple(dict.fromkeys(str(item) for item in value if isinstance(item, str))) or None
 
 
 def _kind(value: Any, array: np.ndarray) -> str:

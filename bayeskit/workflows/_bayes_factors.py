@@ -629,6 +629,6 @@ def _check_models(models: Mapping[str, Target | Draws | Callable[[], Target]]) -
     for name, model in models.items():
         if not isinstance(name, str) or not (isinstance(model, Target | Draws) or callable(model)):
             raise SettingsError(
-                f"model {name!r} is a {type(model).__name__}; give a name and a Target, its Draws, or a function "
-                "that returns one"
+                f"model {name!r} is a {type(model).__name__}; give a name and a Target, as "
+                "Target.from_pyro(model, *arguments) makes it, its Draws, or a function that returns one"
             )

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -402,6 +403,21 @@ def test_new_rows_have_the_codes_of_the_categories_of_the_model():
     assert drawn[0].tolist() == pytest.approx([20.0, 10.0], abs=0.1)
     with pytest.raises(DataError, match="column 'g' .* has the category 'z', and the model knows 'a', 'b', 'c'"):
         target.predictive(u, pd.DataFrame({"g": pd.Categorical(["c", "z"])}))
+
+
+@pytest.mark.parametrize("form", [list, np.array, lambda x: np.array(x, dtype=object), pd.Series, pl.Series])
+def test_texts_of_new_rows_have_the_codes_of_the_categories_of_the_model(form):
+    def model(g, y=None):
+        effect = pyro.sample("effect", dist.Normal(torch.zeros(3, dtype=F64), 10.0).to_event(1))
+        with pyro.plate("rows", len(g)):
+            pyro.sample("y", dist.Normal(effect[g], 0.01), obs=y)
+
+    target = bk.Target.from_pyro(model, pd.Categorical(list("abcabc")), np.tile([0.0, 10.0, 20.0], 2))
+    u = torch.tensor([[0.0, 10.0, 20.0]], dtype=F64)
+    drawn = target.predictive(u, form(["c", "b", "b"]))["y"]
+    assert drawn[0].tolist() == pytest.approx([20.0, 10.0, 10.0], abs=0.1)
+    with pytest.raises(DataError, match="argument 'g' has the category 'z', and the model knows 'a', 'b', 'c'"):
+        target.predictive(u, form(["c", "z"]))
 
 
 def test_categories_with_several_codes_are_said():

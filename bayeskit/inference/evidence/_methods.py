@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bayeskit._core.inputs import unknown_name
 from bayeskit._logdensity.target import Target
+from bayeskit.errors import UnknownNameError
 from bayeskit.inference.evidence._judging._belonging import NO_PRIOR_DRAWS
 
 if TYPE_CHECKING:
@@ -196,6 +197,8 @@ def select(methods: str | Sequence[str]) -> list[Method]:
     """
     if methods == "all":
         return list(METHODS.values())
+    if isinstance(methods, str) and "," in methods:
+        raise UnknownNameError(f"{methods!r} is one text; give the names of several methods as a list")
     names = [methods] if isinstance(methods, str) else list(methods) if isinstance(methods, Iterable) else [methods]
     for name in names:
         if name not in METHODS:

@@ -224,6 +224,8 @@ def test_a_failing_method_does_not_lose_the_others(linear, monkeypatch):
 def test_unknown_methods_are_refused_with_the_nearest_name():
     with pytest.raises(UnknownNameError, match="did you mean 'bridge_sampling'"):
         evidence.select(["bridge_samplin"])
+    with pytest.raises(UnknownNameError, match="give the names of several methods as a list"):
+        evidence.select("bridge_sampling,chib")
     with pytest.raises(SettingsError, match="no shared part 'dessert'"):
         SharedRuns(exact.get("beta_binomial").target()).part("dessert")
 
