@@ -34,8 +34,11 @@ from bayeskit._core.module_functions import trial_run as trial_run
 from bayeskit._core.module_functions import visible as visible
 from bayeskit._core.page import Cell as Cell
 from bayeskit._core.page import PageTable as PageTable
+from bayeskit._core.page import frame_table as frame_table
 from bayeskit._core.page import number as number
 from bayeskit._core.page import rendered as rendered
+from bayeskit._core.page import result_html as result_html
+from bayeskit._core.page import warnings_listed as warnings_listed
 from bayeskit._core.plots import BLUE as BLUE
 from bayeskit._core.plots import CHAIN_COLOURS as CHAIN_COLOURS
 from bayeskit._core.plots import GREY as GREY

@@ -190,8 +190,13 @@ class RankedTopologies(ABC):
         """The topology with the largest weight, as `Topologies` of length one."""
         return self.topologies[self.top(1)]
 
-    def to_pandas(self) -> pd.DataFrame:
+    def to_pandas(self, most: int | None = None) -> pd.DataFrame:
         """Return a table with one row per topology, in descending order of weight.
+
+        Parameters
+        ----------
+        most : int, optional
+            Number of topologies, the most probable ones; by default all.
 
         Returns
         -------
@@ -211,7 +216,7 @@ class RankedTopologies(ABC):
         """
         import pandas as pd
 
-        order = self.top(len(self.weights))
+        order = self.top(len(self.weights) if most is None else most)
         weights = self.weights[order]
         newick = [self.topologies.to_newick(place) for place in order.tolist()]
         return pd.DataFrame({"topology": order, "weight": weights, "cumulative": weights.cumsum(), "newick": newick})

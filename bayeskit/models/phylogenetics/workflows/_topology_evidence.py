@@ -7,7 +7,16 @@ from functools import cached_property
 from typing import Any
 
 from bayeskit.errors import SettingsError
-from bayeskit.extend import EvidenceComparison, Verdict, derived_seed, real_number, whole_number
+from bayeskit.extend import (
+    EvidenceComparison,
+    Verdict,
+    derived_seed,
+    frame_table,
+    real_number,
+    result_html,
+    warnings_listed,
+    whole_number,
+)
 from bayeskit.models.phylogenetics import Alignment
 from bayeskit.models.phylogenetics.workflows._topology_comparison import (
     TopologyComparison,
@@ -60,6 +69,12 @@ class TopologyEvidence:
     def standard_error(self) -> float:
         """Its standard error."""
         return self.verdict.standard_error
+
+    def _repr_html_(self) -> str:
+        estimates = self.table.to_pandas()[["method", "log_evidence", "standard_error", "trusted"]]
+        table = frame_table("Three ways", estimates, log_evidence=".3f", standard_error=".3f")
+        warnings = [f"{z.method}: {why}" for z in self.table for why in z.warnings]
+        return result_html(str(self.verdict), [table], warnings_listed("evidence", warnings), notes=self.verdict.notes)
 
     def __repr__(self) -> str:
         lines = [str(z) for z in self.table]

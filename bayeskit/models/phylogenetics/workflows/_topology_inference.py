@@ -27,13 +27,16 @@ from bayeskit.extend import (
     bidirectional_ratio,
     drive,
     effective_sample_size,
+    frame_table,
     mean_error,
     new_generator,
     nothing_done,
     r_hat,
     real_number,
+    result_html,
     say_early,
     setting_as_json,
+    warnings_listed,
     whole_number,
 )
 from bayeskit.models.phylogenetics import (
@@ -457,6 +460,8 @@ class TopologySearch:
 
 #: Draws between checks of the stopping rule.
 _CHECKED = 200
+#: Topologies of a search that a notebook shows.
+_SHOWN = 10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -691,6 +696,16 @@ class TopologyInference:
         if self.is_warm:
             text += f"; {self.evidence}"
         return text + "".join(f"\n  {problem}" for problem in self.problems)
+
+    def _repr_html_(self) -> str:
+        probable = self.sample.to_pandas(_SHOWN)[["newick", "weight", "cumulative"]]
+        table = frame_table("Most probable topologies", probable, weight=".4f", cumulative=".4f")
+        facts = {
+            "runs": f"{len(self.samples)} of {self.log_likelihood.shape[-1]} draws",
+            "largest R-hat": f"{max(self.r_hat.values()):.3f}",
+            "seconds": f"{self.seconds:.1f}",
+        }
+        return result_html(self.verdict.split("\n")[0], [table], warnings_listed("search", self.problems), facts=facts)
 
     def __repr__(self) -> str:
         return f"TopologyInference({len(self.samples)} runs x {self.log_likelihood.shape[-1]} draws): {self.verdict}"

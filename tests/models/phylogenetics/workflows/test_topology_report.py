@@ -42,6 +42,17 @@ def drawn(page):
 
 
 @pytest.mark.calibration
+def test_notebooks_show_a_search_and_its_evidence(search, found):
+    shown = search._repr_html_()
+    best = search.sample.to_pandas(1)
+    assert f"{best.weight[0]:.4f}" in shown and shown.count('<td class="number"') == 2 * len(search.sample.topologies)
+    assert best.newick[0].replace("<", "&lt;").replace(">", "&gt;") in shown.replace("<wbr>", "")
+    assert search.problems == () or search.problems[0] in shown
+    shown = found._repr_html_()
+    assert f"{found.search.log_evidence:.3f}" in shown and "<summary>" in shown
+
+
+@pytest.mark.calibration
 def test_the_page_needs_no_other_file(page):
     bare = re.sub(r'xmlns(:\w+)?="[^"]*"', "", unquote(page))
     assert page.startswith("<!doctype html>")
