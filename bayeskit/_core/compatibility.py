@@ -32,7 +32,8 @@ def to_datasets(
     """Return a dataset for each group of tensors ``(chains, draws, *shape)``, with ArviZ's dimension names.
 
     ``dims`` names the dimensions of variables, None where they have no name, and ``coords`` labels along them;
-    ShapeError if these do not fit. A term of data of more dimensions, such as rows of vectors, has the first ones. Without ``sampled``, tensors have neither chains nor draws.
+    ShapeError if these do not fit. A term of data of more dimensions, such as rows of vectors, has the first ones.
+    Without ``sampled``, tensors have neither chains nor draws.
     """
     plain, dims, coords = plain_attributes(attributes), dims or {}, coords or {}
     renamed: dict[str, str] = {}

@@ -33,6 +33,7 @@ from bayeskit.parallel import map_tasks
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 Sampler = Callable[[Target, int], Draws]
 """``(target, seed) -> Draws``."""
@@ -80,13 +81,13 @@ class SBCResult:
     False
     """
 
-    ranks: dict[str, np.ndarray]
+    ranks: dict[str, NDArray[np.int64]]
     num_draws: int
-    effective_sample_size: np.ndarray
-    num_diverging: np.ndarray
+    effective_sample_size: NDArray[np.float64]
+    num_diverging: NDArray[np.int64]
     significance: float = 0.01
-    data_statistics: dict[str, np.ndarray] = field(default_factory=dict)
-    num_not_finite: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
+    data_statistics: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    num_not_finite: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=int))
 
     @property
     def num_replicates(self) -> int:

@@ -1,5 +1,6 @@
-"""Users' scripts under a type checker: the quick start, the pages, and settings of the wrong type."""
+"""Users' scripts under a type checker: the quick start, the pages, many calls, and settings of the wrong type."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -31,6 +32,21 @@ def test_types_of_the_quick_start_and_the_pages(tmp_path):
             written.append(str(file))
     assert len(written) >= 10
     assert checked(written, "--ignore-missing-imports") == []
+
+
+def names_called(file):
+    """Return the names that the package defines among those that a script calls."""
+    functions = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    called = {getattr(function, "attr", getattr(function, "id", "")) for function in functions}
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "bayeskit").rglob("*.py"))
+    return called & {name for source in sources for name in re.findall(r"^ *(?:def|class) (\w+)", source, re.MULTILINE)}
+
+
+@pytest.mark.calibration
+def test_types_of_the_calls_of_users():
+    file = Path(__file__).with_name("typed_calls.py")
+    assert checked([str(file)], "--strict") == []
+    assert len(names_called(file)) >= 50
 
 
 @pytest.mark.calibration

@@ -29,6 +29,7 @@ from bayeskit.parallel import map_tasks
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
 SMALL = Budget(
     num_chains=4,
@@ -119,15 +120,15 @@ class Calibration:
 
     case: str
     log_evidence: float
-    estimates: dict[str, np.ndarray]
-    standard_errors: dict[str, np.ndarray]
-    trusted: dict[str, np.ndarray]
-    seconds: dict[str, np.ndarray]
+    estimates: dict[str, NDArray[np.float64]]
+    standard_errors: dict[str, NDArray[np.float64]]
+    trusted: dict[str, NDArray[np.bool_]]
+    seconds: dict[str, NDArray[np.float64]]
     reference_error: float = 0.0
     seeds: tuple[int, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
-    def z(self, method: str) -> np.ndarray:
+    def z(self, method: str) -> NDArray[np.float64]:
         """Return ``(estimate - exact) / standard error`` of every replicate; relative to their mean if exact is NaN."""
         estimate = self.estimates[method]
         truth = estimate[np.isfinite(estimate)].mean() if math.isnan(self.log_evidence) else self.log_evidence
@@ -296,7 +297,7 @@ def calibrate(
         description=f"calibrating on {known.name}",
     )
 
-    def column(attribute: str) -> dict[str, np.ndarray]:
+    def column(attribute: str) -> dict[str, NDArray[Any]]:
         return {m: np.array([r[m][attribute] for r in results]) for m in names}
 
     return Calibration(

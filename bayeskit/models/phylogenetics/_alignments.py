@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import dendropy
 import numpy as np
@@ -25,6 +26,9 @@ from bayeskit.models.phylogenetics._data_types import DNA, PROTEIN, DataType, co
 from bayeskit.models.phylogenetics._newick import QUOTED, nexus_commands, path_name, read_text, unquoted
 from bayeskit.models.phylogenetics._site_sets import check_partition, read_partitions
 from bayeskit.models.phylogenetics._trees import Tree
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against the file. DendroPy gets an alphabet of all
 # characters in the file, because its own has no U beside T. DendroPy does not report a wrong number of taxa, and if a
@@ -729,7 +733,7 @@ class Alignment:
         rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
         return self._from_rows(tuple(taxa), rows, self.data_type)
 
-    def select_sites(self, sites: Sequence[int] | np.ndarray) -> Alignment:
+    def select_sites(self, sites: Sequence[int] | NDArray[np.integer[Any]]) -> Alignment:
         """Return the alignment of a subset of the sites.
 
         Parameters
@@ -758,7 +762,7 @@ class Alignment:
         return self._from_rows(self.taxa, self.patterns.numpy()[:, self.site_patterns.numpy()[chosen]], self.data_type)
 
     def partitioned(
-        self, subsets: Mapping[str, Sequence[int] | np.ndarray] | str | os.PathLike[str]
+        self, subsets: Mapping[str, Sequence[int] | NDArray[np.integer[Any]]] | str | os.PathLike[str]
     ) -> dict[str, Alignment]:
         r"""Divide the sites into subsets, for a `Partition`.
 
@@ -793,7 +797,7 @@ class Alignment:
         check_partition(found, self.num_sites, where)
         return {name: self.select_sites(sites) for name, sites in found.items()}
 
-    def _indices(self, sites: Sequence[int] | np.ndarray, where: str) -> np.ndarray:
+    def _indices(self, sites: Sequence[int] | NDArray[np.integer[Any]], where: str) -> NDArray[Any]:
         """Return sites as an array; AlignmentError if one of them is outside the alignment."""
         try:
             indices = np.asarray(sites)

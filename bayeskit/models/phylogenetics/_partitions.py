@@ -371,7 +371,7 @@ class PartitionedTreeModel:
             )
             for name, alignment in partition.subsets.items()
         }
-        self.branch_length_prior = next(iter(self.models.values())).branch_length_prior
+        self.branch_length_prior: TorchDistribution = next(iter(self.models.values())).branch_length_prior
         self.priors = partition.priors(self._like)
 
     def __repr__(self) -> str:

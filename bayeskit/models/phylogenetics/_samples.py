@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import resources
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -37,12 +37,13 @@ from bayeskit.models.phylogenetics._trees import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
 # Weights of sampled trees.
 
 
-def normalised_weights(weights: Sequence[float] | np.ndarray | Tensor | None, count: int) -> np.ndarray:
+def normalised_weights(weights: Sequence[float] | NDArray[Any] | Tensor | None, count: int) -> NDArray[np.float64]:
     """Return weights divided by their sum, or equal ones, `(count,)`, float64; SettingsError if they are invalid."""
     if isinstance(weights, Tensor):
         weights = weights.detach().cpu().numpy()
@@ -127,10 +128,10 @@ class RankedTopologies(ABC):
 
     @property
     @abstractmethod
-    def weights(self) -> np.ndarray:
+    def weights(self) -> NDArray[np.float64]:
         """Weight of each topology, shape `(topologies,)`, float64; the weights sum to one."""
 
-    def top(self, count: int) -> np.ndarray:
+    def top(self, count: int) -> NDArray[np.int64]:
         """Return the positions in `topologies` of the most probable ones, in descending order of weight.
 
         Parameters
@@ -152,7 +153,7 @@ class RankedTopologies(ABC):
             raise SettingsError(f"count={count} is below 1. Remedy: ask for at least one topology.")
         return np.argsort(-self.weights, kind="stable")[:count]
 
-    def credible_set(self, level: float = 0.95) -> np.ndarray:
+    def credible_set(self, level: float = 0.95) -> NDArray[np.int64]:
         """Return the smallest set of topologies with at least a given total probability.
 
         Parameters
@@ -507,12 +508,12 @@ def _join_at_random(parts: Sequence[int], generator: torch.Generator) -> list[in
 @overload
 def robinson_foulds(one: Tree, other: Tree) -> int: ...
 @overload
-def robinson_foulds(one: Topologies, other: Topologies | Tree | None = None) -> np.ndarray: ...
+def robinson_foulds(one: Topologies, other: Topologies | Tree | None = None) -> NDArray[np.int64]: ...
 @overload
-def robinson_foulds(one: Tree, other: Topologies) -> np.ndarray: ...
+def robinson_foulds(one: Tree, other: Topologies) -> NDArray[np.int64]: ...
 
 
-def robinson_foulds(one: Topologies | Tree, other: Topologies | Tree | None = None) -> np.ndarray | int:
+def robinson_foulds(one: Topologies | Tree, other: Topologies | Tree | None = None) -> NDArray[np.int64] | int:
     """Return the Robinson-Foulds distance, the number of splits in only one of two topologies, for all pairs.
 
     Rooted topologies are compared by their clades.
@@ -601,7 +602,7 @@ class SplitFrequencies:
     taxa: tuple[str, ...]
     rooted: bool
     splits: clades.Bits
-    frequencies: np.ndarray
+    frequencies: NDArray[np.float64]
 
     def __repr__(self) -> str:
         num_samples, num_splits = self.frequencies.shape
@@ -642,7 +643,7 @@ def split_frequencies(samples: TreeSample | Sequence[TreeSample]) -> SplitFreque
     inner = [_inner_edges(sample.topologies) for sample in aligned]
     splits, index = clades.identify(np.concatenate(inner))
     bounds = np.cumsum([0, *(len(edges) for edges in inner)])
-    frequencies = np.stack(
+    frequencies: NDArray[Any] = np.stack(
         [
             np.bincount(index[start:end].ravel(), sample.weights.repeat(index.shape[1]), minlength=len(splits))
             for sample, start, end in zip(aligned, bounds[:-1], bounds[1:], strict=True)
@@ -666,7 +667,7 @@ class SplitDeviations:
     """
 
     frequencies: SplitFrequencies
-    standard_deviations: np.ndarray
+    standard_deviations: NDArray[np.float64]
 
     def __repr__(self) -> str:
         num_runs, num_splits = self.frequencies.frequencies.shape
@@ -826,8 +827,8 @@ class TreeSample(RankedTopologies):
     """
 
     topologies: Topologies
-    index: np.ndarray
-    sample_weights: np.ndarray
+    index: NDArray[np.int64]
+    sample_weights: NDArray[np.float64]
     branch_lengths: Tensor | None = None
     num_burn_in: int = 0
 
@@ -986,7 +987,7 @@ class TreeSample(RankedTopologies):
     def from_trees(
         cls,
         trees: Sequence[Tree],
-        weights: Sequence[float] | np.ndarray | None = None,
+        weights: Sequence[float] | NDArray[Any] | None = None,
         taxa: Sequence[str] | None = None,
     ) -> TreeSample:
         """Make a sample of unrooted trees.
@@ -1016,7 +1017,7 @@ class TreeSample(RankedTopologies):
     def from_topologies(
         cls,
         topologies: Topologies,
-        weights: Sequence[float] | np.ndarray | Tensor | None = None,
+        weights: Sequence[float] | NDArray[Any] | Tensor | None = None,
         branch_lengths: Tensor | None = None,
     ) -> TreeSample:
         """Make a sample of topologies.
@@ -1056,8 +1057,8 @@ class TreeSample(RankedTopologies):
     def _collected(
         cls,
         topologies: Topologies,
-        index: np.ndarray,
-        weights: Sequence[float] | np.ndarray | Tensor | None,
+        index: NDArray[np.int64],
+        weights: Sequence[float] | NDArray[Any] | Tensor | None,
         lengths: Tensor | None,
         num_burn_in: int = 0,
     ) -> TreeSample:
@@ -1094,9 +1095,10 @@ class TreeSample(RankedTopologies):
         return len(self.index)
 
     @cached_property
-    def weights(self) -> np.ndarray:
+    def weights(self) -> NDArray[np.float64]:
         """Weight of each distinct topology, shape `(topologies,)`, float64; the weights sum to one."""
-        return np.bincount(self.index, self.sample_weights, minlength=len(self.topologies))
+        totals: NDArray[Any] = np.bincount(self.index, self.sample_weights, minlength=len(self.topologies))
+        return totals
 
     @cached_property
     def trees(self) -> list[Tree]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,13 +13,18 @@ from bayeskit.errors import AlignmentError, ConversionWarning
 from bayeskit.extend import warn_user
 from bayeskit.models.phylogenetics._newick import nexus_commands, read_text, unquoted
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 #: A substitution model where NEXUS has the name of a subset, as IQ-TREE writes it.
 _MODEL = re.compile(r"(JC|F81|K80|K2P|K3P|HKY|TN|TIM|TPM|TVM|SYM|GTR|LG|WAG|JTT|MK|GY|MG)\w*([+{].*)?|.*\+.*")
 
 # Numbers count from 0 in arrays and from 1 in texts, both in files and in messages.
 
 
-def parse_numbers(text: str, count: int, sets: Mapping[str, np.ndarray], where: str, kind: str = "site") -> np.ndarray:
+def parse_numbers(
+    text: str, count: int, sets: Mapping[str, NDArray[np.int64]], where: str, kind: str = "site"
+) -> NDArray[np.int64]:
     r"""Read a list such as `1-30\3 45 second .`, where '.' is the last number, as indices counted from 0.
 
     Parameters
@@ -76,7 +82,7 @@ def parse_numbers(text: str, count: int, sets: Mapping[str, np.ndarray], where: 
     return np.flatnonzero(chosen)
 
 
-def ranges(indices: Sequence[int] | np.ndarray) -> str:
+def ranges(indices: Sequence[int] | NDArray[np.integer[Any]]) -> str:
     """Return ascending indices as text, counted from 1.
 
     Examples
@@ -90,7 +96,7 @@ def ranges(indices: Sequence[int] | np.ndarray) -> str:
     return ", ".join(words[:10]) + (f" and {len(words) - 10} more ranges" if len(words) > 10 else "")
 
 
-def check_partition(subsets: Mapping[str, np.ndarray], num_sites: int, where: str) -> None:
+def check_partition(subsets: Mapping[str, NDArray[np.integer[Any]]], num_sites: int, where: str) -> None:
     """Check that each site is in exactly one subset.
 
     Parameters
@@ -133,7 +139,7 @@ def check_partition(subsets: Mapping[str, np.ndarray], num_sites: int, where: st
         )
 
 
-def read_partitions(path: str | os.PathLike[str], num_sites: int) -> dict[str, np.ndarray]:
+def read_partitions(path: str | os.PathLike[str], num_sites: int) -> dict[str, NDArray[np.int64]]:
     r"""Read the subsets of sites of a partition file of RAxML or IQ-TREE, or the character sets of a NEXUS file.
 
     Lines are `DNA, first = 1-500\3, 700-900`. In NEXUS, the subsets are those of CHARPARTITION or PARTITION or, without
@@ -173,7 +179,7 @@ def read_partitions(path: str | os.PathLike[str], num_sites: int) -> dict[str, n
     source = os.fspath(path)
     is_nexus = text.lstrip()[:6].upper() == "#NEXUS"
     entries = _nexus_entries(text, source, num_sites) if is_nexus else _line_entries(text, source)
-    subsets: dict[str, np.ndarray] = {}
+    subsets: dict[str, NDArray[np.int64]] = {}
     for where, name, sites in entries:
         if name in subsets:
             raise AlignmentError(f"{where}: the subset {name!r} occurs twice. Remedy: make names unique.")
@@ -203,10 +209,10 @@ def _line_entries(text: str, source: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def _nexus_entries(text: str, source: str, num_sites: int) -> list[tuple[str, str, np.ndarray]]:
+def _nexus_entries(text: str, source: str, num_sites: int) -> list[tuple[str, str, NDArray[np.int64]]]:
     """Return place, name and sites of the subsets of a NEXUS file."""
-    sets: dict[str, np.ndarray] = {}
-    found: list[tuple[str, str, np.ndarray]] = []
+    sets: dict[str, NDArray[np.int64]] = {}
+    found: list[tuple[str, str, NDArray[np.int64]]] = []
     divided: str | None = None
     models = set()
     for _, head, line, rest in nexus_commands(text, source, AlignmentError):

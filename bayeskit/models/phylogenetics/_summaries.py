@@ -21,6 +21,7 @@ from bayeskit.models.phylogenetics._trees import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
     from bayeskit.models.phylogenetics._samples import TreeSample
 
@@ -62,7 +63,7 @@ class ConsensusTree:
     taxa: tuple[str, ...]
     children: tuple[tuple[int, ...], ...]
     rooted: bool
-    supports: np.ndarray
+    supports: NDArray[np.float64]
     branch_lengths: Tensor | None = None
 
     def __repr__(self) -> str:

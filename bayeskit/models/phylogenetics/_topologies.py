@@ -99,7 +99,7 @@ class Topologies:
     """
 
     taxa: tuple[str, ...]
-    children: np.ndarray
+    children: NDArray[np.int32]
     rooted: bool = False
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Topologies:
         return lengths.take_along_dim(torch.from_numpy(order).to(lengths.device), dim=1)
 
     @classmethod
-    def from_clades(cls, taxa: Sequence[str], below: np.ndarray, rooted: bool) -> Topologies:
+    def from_clades(cls, taxa: Sequence[str], below: clades.Bits, rooted: bool) -> Topologies:
         """Make topologies from the sets of taxa below their internal nodes.
 
         Parameters
@@ -203,7 +203,7 @@ class Topologies:
         return cls(tuple(taxa), clades.children_of(ordered, len(taxa), first), rooted)
 
     @classmethod
-    def from_edges(cls, taxa: Sequence[str], edges: np.ndarray, rooted: bool) -> tuple[Topologies, np.ndarray]:
+    def from_edges(cls, taxa: Sequence[str], edges: clades.Bits, rooted: bool) -> tuple[Topologies, NDArray[np.int64]]:
         """Make topologies from the taxa on one side of each of their edges.
 
         Parameters
@@ -251,7 +251,7 @@ class Topologies:
     def __len__(self) -> int:
         return len(self.children)
 
-    def __getitem__(self, index: int | slice | np.ndarray | Sequence[int]) -> Topologies:
+    def __getitem__(self, index: int | slice | NDArray[Any] | Sequence[int]) -> Topologies:
         """Select topologies; an integer gives `Topologies` of length one."""
         rows = [index] if isinstance(index, (int, np.integer)) else index
         return Topologies(self.taxa, self.children[rows], self.rooted)
@@ -267,7 +267,7 @@ class Topologies:
         return 2 * len(self.taxa) - (2 if self.rooted else 3)
 
     @cached_property
-    def parents(self) -> np.ndarray:
+    def parents(self) -> NDArray[np.int32]:
         """Parent of every node but the root, shape `(topologies, edges)`, int32."""
         count, internal = self.children.shape[:2]
         parents = np.empty((count, self.num_edges), dtype=np.int32)
@@ -277,11 +277,11 @@ class Topologies:
         return parents
 
     @cached_property
-    def below(self) -> np.ndarray:
+    def below(self) -> clades.Bits:
         """Taxa below every node but the root as bitsets, shape `(topologies, edges, words)`, uint64."""
         return clades.below(self.children, self.num_taxa)[:, : self.num_edges]
 
-    def distinct(self) -> tuple[Topologies, np.ndarray]:
+    def distinct(self) -> tuple[Topologies, NDArray[np.int64]]:
         """Return the distinct topologies, in order of first appearance, and the index of each topology in them."""
         first, index = _first_rows(self.children)
         return self[first], index
@@ -319,7 +319,7 @@ class Topologies:
             branch_lengths = branch_lengths.detach().to("cpu", torch.float64)[nodes[:-1]]
         return Tree(tuple(self.taxa[tip] for tip in nodes[: self.num_taxa]), children, branch_lengths)
 
-    def tree_edges(self, index: int) -> np.ndarray:
+    def tree_edges(self, index: int) -> NDArray[np.int64]:
         """Return the index in this class of each edge of `tree(index)`, shape `(edges,)`.
 
         `branch_lengths[..., topologies.tree_edges(index)]` has the edge order of that tree, as required by
@@ -386,7 +386,7 @@ class Topologies:
                 "each edge in the order of Topologies."
             )
 
-    def with_taxa(self, taxa: Sequence[str]) -> tuple[Topologies, np.ndarray]:
+    def with_taxa(self, taxa: Sequence[str]) -> tuple[Topologies, NDArray[np.int64]]:
         """Return the same topologies with another order of the taxa.
 
         Parameters
@@ -417,7 +417,7 @@ class Topologies:
         below = clades.below(self.children, len(taxa), np.broadcast_to(tips, (len(self), *tips.shape)))
         return Topologies.from_edges(taxa, below[:, : self.num_edges], self.rooted)
 
-    def unrooted(self) -> tuple[Topologies, np.ndarray]:
+    def unrooted(self) -> tuple[Topologies, NDArray[np.int64]]:
         """Remove the roots: the two edges at each root become one.
 
         Returns
@@ -443,13 +443,13 @@ class Topologies:
         return topologies, np.take_along_axis(numbers, order, axis=1)
 
     @property
-    def upper_root_edge(self) -> np.ndarray:
+    def upper_root_edge(self) -> NDArray[np.int32]:
         """Edge from the root towards the first taxon, shape `(topologies,)`."""
         at_root = self.children[:, -1]
         sets = np.take_along_axis(self.below, at_root[..., None], axis=1)
         return np.where(clades.contains(sets[:, 0], 0), at_root[:, 0], at_root[:, 1])
 
-    def rooted_at(self, edge: int | str | np.ndarray | Sequence[int]) -> Topologies:
+    def rooted_at(self, edge: int | str | NDArray[np.integer[Any]] | Sequence[int]) -> Topologies:
         """Place a root on an edge of each unrooted topology.
 
         Parameters

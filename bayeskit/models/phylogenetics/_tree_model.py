@@ -126,7 +126,9 @@ class TreeModel:
         check_branch_length_prior(branch_length_prior, tree.num_edges, self.device)
         # Some distributions round the values they are given to the precision of their own parameters.
         double = dtype == torch.float64
-        self.branch_length_prior = in_double_precision(branch_length_prior) if double else branch_length_prior
+        self.branch_length_prior: TorchDistribution = (
+            in_double_precision(branch_length_prior) if double else branch_length_prior
+        )
         self.priors = self.substitution.priors(self._like)
         if site_rates is not None:
             self.priors |= site_rates.priors(self._like)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from bayeskit.errors import ConversionWarning, ShapeError, TreeError
 from bayeskit.extend import new_generator, warn_user
 from bayeskit.models.phylogenetics import _clades as clades
 from bayeskit.models.phylogenetics._newick import ParsedTree, parse_newick, quote, read_tree_texts, resolve_at_random
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Unrooted binary trees.
 
@@ -467,8 +471,8 @@ def stacked_lengths(trees: Sequence[Tree]) -> Tensor | None:
 
 
 def chosen_edges(
-    edge: int | str | np.ndarray | Sequence[int], taxa: Sequence[str], num_topologies: int, num_edges: int
-) -> np.ndarray:
+    edge: int | str | NDArray[np.integer[Any]] | Sequence[int], taxa: Sequence[str], num_topologies: int, num_edges: int
+) -> NDArray[np.integer[Any]]:
     """Return an edge of each topology, `(topologies,)`, from numbers or the taxon at its tip; TreeError if absent."""
     if isinstance(edge, str):
         if edge not in taxa:
