@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from bayeskit._core.randomness import new_generator, one_thread
+from bayeskit._logdensity.foreign_density import ForeignDensity
 from bayeskit._logdensity.pyro_density import NO_DATA, FactorTerms, PyroDensity, likelihood_parts
-from bayeskit._logdensity.target import Target
+from bayeskit._logdensity.target import MODELS, Target
 from bayeskit.errors import DataError, ModelError
 
 
@@ -40,7 +41,7 @@ class Observations:
         self._target, self._plate = target, plate
         self._factors, self._model, self.kept = _factors(target, keep_factors)
         density = target.density
-        if isinstance(density, PyroDensity) and not density.observed_sites:
+        if isinstance(density, MODELS) and not density.observed_sites:
             raise ModelError(NO_DATA)
         self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
         generator = new_generator(0, stream="probes of the likelihood")
@@ -116,9 +117,7 @@ def _of_those(found: Mapping[str, float]) -> str:
 
 def _different(first: Target, second: Target) -> tuple[Tensor, Tensor]:
     """Return the observed values of two models, ``(n,)`` each, without sites of one name and the same values."""
-    one, other = (
-        dict(t.density.data_as_given()) if isinstance(t.density, PyroDensity) else {} for t in (first, second)
-    )
+    one, other = (dict(t.density.data_as_given()) if isinstance(t.density, MODELS) else {} for t in (first, second))
     for name in [*one]:
         if name in other and one[name].shape == other[name].shape and one[name].equal(other[name]):
             del one[name], other[name]
@@ -181,7 +180,7 @@ def check_values(what: str, first: Tensor, second: Tensor) -> None:
 def observed_values(target: Target) -> Tensor:
     """Return all observed values, ``(n,)``, in double precision; none where only factors are known."""
     density = target.density
-    given = density.data_as_given().values() if isinstance(density, PyroDensity) else ()
+    given = density.data_as_given().values() if isinstance(density, MODELS) else ()
     values = torch.cat([torch.zeros(0, dtype=torch.float64), *(x.flatten() for x in given)])
     return values[~values.isnan()]
 
@@ -196,11 +195,21 @@ def _together(terms: dict[str, Tensor]) -> Tensor:
     return torch.cat([x.reshape(len(x), -1) for x in terms.values()], -1).to(torch.float64)
 
 
+_ONE_TERM = (
+    "the factor {} is one term for all data, so single observations cannot be scored; replace it by sites with "
+    "observations"
+)
+
+
 def _factors(target: Target, keep: bool) -> tuple[tuple[str, ...], FactorTerms | None, tuple[str, ...]]:
     """Return the factors of a Pyro model, the model with their terms, and those to ``keep``, which are no data.
 
     Raise ModelError if a part is not pointwise.
     """
+    if isinstance(target.density, ForeignDensity) and (factors := target.density.factor_sites):
+        if keep and target.density.observed_sites:
+            return (), None, factors
+        raise ModelError(_ONE_TERM.format(_quoted(factors)))
     if not isinstance(target.density, PyroDensity):
         return (), None, ()
     parts = likelihood_parts(target.density)
@@ -212,10 +221,7 @@ def _factors(target: Target, keep: bool) -> tuple[tuple[str, ...], FactorTerms |
     if parts.factors and parts.model is None and keep and set(target.density.observed_sites) > set(parts.factors):
         return (), None, parts.factors
     if parts.factors and parts.model is None:
-        raise ModelError(
-            f"the factor {_quoted(parts.factors)} is one term for all data, so single observations cannot be scored; "
-            "replace it by pyro.sample(..., obs=data) in a plate, or give the model a method factor_terms"
-        )
+        raise ModelError(_ONE_TERM.format(_quoted(parts.factors)) + ", or give the model a method factor_terms")
     return parts.factors, parts.model if parts.factors else None, ()
 
 

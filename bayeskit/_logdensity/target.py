@@ -33,11 +33,15 @@ from bayeskit._logdensity.density import (
     raise_if_not_differentiable,
     warn_if_gradient_is_wrong,
 )
+from bayeskit._logdensity.foreign_density import ForeignDensity
 from bayeskit._logdensity.labels import DimensionLabels, checked_coords, sizes_of, unconstrained_names, with_names
 from bayeskit._logdensity.own_density import ONE_DENSITY, Names, OwnDensity, OwnGradient, checked_density
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.pyro_runs import place_of
 from bayeskit.errors import BayeskitError, DrawsError, ModelError, SettingsError, ShapeError, SlowModelWarning
+
+#: Densities that are read from a model, which knows its data, its prior and its names.
+MODELS = (PyroDensity, ForeignDensity)
 
 _FEW_VECTORS = 8  # that are made one by one
 _DRAWN_TOGETHER = 1000  # vectors at which data or discrete sites are drawn in one batch
@@ -435,12 +439,84 @@ class Target:
         known = isinstance(density, OwnGradient)
         return cls(density, compile=compile, batched=batched or known, loops=known and not batched)
 
+    @classmethod
+    def from_numpyro(cls, model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: Any) -> Target:
+        """Make a target from a NumPyro model.
+
+        The density, its gradient and all draws are NumPyro's own, compiled and batched by JAX in double precision.
+        Observed sites and ``numpyro.factor`` become the likelihood, discrete latent sites are summed out by funsor.
+
+        Parameters
+        ----------
+        model : callable
+            A NumPyro model.
+        *args, **kwargs
+            Arguments of the model.
+        seed : int, default 0
+            Seed of the run that reads the model's structure.
+
+        Returns
+        -------
+        Target
+
+        Raises
+        ------
+        ModelError
+            If the model has no continuous latent site, or fails when run.
+        UnsupportedSiteError
+            If a plate is subsampled, a site is a parameter to be optimised, or a discrete site cannot be summed out.
+        DataError
+            If an observed site holds NaN.
+        ImportError
+            If NumPyro is not installed.
+
+        Warns
+        -----
+        PrecisionWarning
+            If an argument has single precision.
+        """
+        from bayeskit._logdensity.numpyro_density import NumPyroDensity
+
+        return cls(NumPyroDensity(model, args, kwargs, seed), compile=False, batched=True)
+
+    @classmethod
+    def from_pymc(cls, model: Any) -> Target:
+        """Make a target from a PyMC or Bambi model.
+
+        The density is the graph that PyMC makes of the model, compiled and batched by JAX in double precision. Free
+        variables are the prior; observed ones, and potentials, are the likelihood. Names of dimensions and labels are
+        the model's own. Predictions take new values of ``pymc.Data`` by name: ``draws.predictive(x=x_new)``.
+
+        Parameters
+        ----------
+        model : pymc.Model or bambi.Model
+            A model with data. Values of ``pymc.Data`` that are set later do not change the target.
+
+        Returns
+        -------
+        Target
+
+        Raises
+        ------
+        ModelError
+            If the model has no continuous latent variable, or PyTensor cannot translate an operation to JAX.
+        UnsupportedSiteError
+            If a latent variable is discrete, or data are a minibatch or those of a simulator.
+        DataError
+            If data hold NaN.
+        ImportError
+            If PyMC or JAX is not installed.
+        """
+        from bayeskit._logdensity.pymc_density import PyMCDensity
+
+        return cls(PyMCDensity(model), compile=False, batched=True)
+
     # -- evaluating -------------------------------------------------------------------------
 
     @property
     def is_split(self) -> bool:
         """Whether prior and likelihood are known apart, as they are not for :meth:`from_log_density`."""
-        return not isinstance(self.density, OwnDensity)
+        return not isinstance(self.density, OwnDensity) and getattr(self.density, "is_split", True)
 
     @property
     def has_constant_likelihood(self) -> bool:
@@ -670,18 +746,22 @@ class Target:
         >>> target.predictive(torch.zeros(10, 1), torch.arange(5.0), None)["y"].shape
         torch.Size([10, 5])
         """
-        density = self.density
-        if not isinstance(density, PyroDensity):
-            raise ModelError("data can be drawn from a Pyro model only, and this target was made from functions")
+        density, generator = self.density, new_generator(seed, stream="predictive")
         for name in redraw:
             if name not in (known := [site.name for site in self.sites]):
                 raise unknown_name("latent site", name, known)
+        if isinstance(density, ForeignDensity):
+            rows = self._checked(u)
+            found = density.predictive(rows.reshape(-1, self.dim), generator, redraw, args, kwargs)
+            return {name: x.reshape(rows.shape[:-1] + x.shape[1:]) for name, x in found.items()}
+        if not isinstance(density, PyroDensity):
+            raise ModelError("data can be drawn from a model only, and this target was made from functions")
         given = density.arguments(args, kwargs) if args or kwargs else (None, None)
 
         def one(row: Tensor) -> dict[str, Tensor]:
             return density.predict(density.values(row, False), redraw, *given)
 
-        return self._at_random(one, self._checked(u), new_generator(seed, stream="predictive"))
+        return self._at_random(one, self._checked(u), generator)
 
     def _at_random(
         self, draw: Callable[[Tensor], dict[str, Tensor]], u: Tensor, generator: torch.Generator
@@ -793,7 +873,7 @@ class Target:
         own: dict[str, tuple[str | None, ...]] = {}
         if isinstance(self.density, OwnDensity):
             own = {name: (None,) * len(shape) for name, shape in self.density.shapes.items()}
-        elif isinstance(self.density, PyroDensity):
+        elif isinstance(self.density, MODELS):
             own = {name: (None,) * value.dim() for name, value in self.named_data()[1].items()}
             own |= self.density.dimensions()
         return with_names(own, self._dims)
@@ -855,11 +935,11 @@ class Target:
 
     def counted(self) -> dict[str, Tensor]:
         """Return which data of a site count, bool ``(*plates)``, of the sites of which a mask leaves some out."""
-        return self.density.counted if isinstance(self.density, PyroDensity) else {}
+        return self.density.counted if isinstance(self.density, MODELS) else {}
 
     def whole_numbers(self) -> frozenset[str]:
         """Return the names of observed and summed-out sites whose values are whole numbers."""
-        return frozenset(self.density.whole_numbers) if isinstance(self.density, PyroDensity) else frozenset()
+        return frozenset(self.density.whole_numbers) if isinstance(self.density, MODELS) else frozenset()
 
     def element_names(self) -> dict[str, tuple[str, ...]]:
         """Return names of the elements of vector sites, where the model has an attribute ``element_names``."""
@@ -878,7 +958,7 @@ class Target:
 
     def named_data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the data of the observed sites, and the other tensors among the model's arguments, by name."""
-        return self.density.named_data() if isinstance(self.density, PyroDensity) else ({}, {})
+        return self.density.named_data() if isinstance(self.density, MODELS) else ({}, {})
 
     # -- moving between spaces --------------------------------------------------------------
 
@@ -907,6 +987,8 @@ class Target:
             raise SettingsError(f"this target cannot draw from its prior, because {ONE_DENSITY}")
         if isinstance(self.density, PyroDensity):
             return self.density.prior_draws(num_draws, generator, not self.loops)
+        if isinstance(self.density, ForeignDensity):
+            return self.density.prior_draws(num_draws, generator)
         if self._sample_prior is None:
             missing = "pass sample_prior=(n, generator) -> (n, dim) to Target.from_functions"
             raise SettingsError(f"this target cannot draw from its prior; {missing}")
@@ -918,7 +1000,7 @@ class Target:
     @property
     def can_sample_prior(self) -> bool:
         """Whether :meth:`sample_prior` works."""
-        drawn = isinstance(self.density, PyroDensity) or self._sample_prior is not None
+        drawn = isinstance(self.density, MODELS) or self._sample_prior is not None
         return drawn and not getattr(self.density, "improper_sites", ())
 
     def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
@@ -975,6 +1057,8 @@ class Target:
         vmap forbids the check of supports. None is returned where the vectors do not give the values back, which is so
         for values outside of their support.
         """
+        if isinstance(self.density, ForeignDensity):
+            return self.density.vectors(values)
         if count < _FEW_VECTORS or self.loops or not isinstance(self.density, PyroDensity):
             return None
         convert = partial(self.density.vector, check=False)
@@ -1066,7 +1150,7 @@ class Target:
 
         Keys are the names of arguments, or of columns and keys where an argument is a frame or a mapping.
         """
-        return dict(self.density.categories) if isinstance(self.density, PyroDensity) else {}
+        return dict(self.density.categories) if isinstance(self.density, MODELS) else {}
 
     def fingerprint(self) -> str:
         """Return a digest of the model's sites, its data, and its density at two fixed points.

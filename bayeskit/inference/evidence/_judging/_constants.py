@@ -13,6 +13,7 @@ from bayeskit._core.functions_of_users import density_may_fail
 from bayeskit._core.inputs import whole_number
 from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._core.statistics import pareto_shape, weight_effective_sample_size
+from bayeskit._logdensity.foreign_density import ForeignDensity
 from bayeskit._logdensity.pyro_density import PyroDensity, WitnessedSite, log_integral_of_density, parts_of
 from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import BayeskitError
@@ -417,7 +418,7 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
         return ConstantsReport(math.nan, math.nan, (), (_ONE_DENSITY,), 0)
     density = target.density
     parts = parts_of(density, new_generator(seed, stream="constants")) if isinstance(density, PyroDensity) else None
-    warnings, notes = _of_parts(parts) if parts is not None else ([], [_FUNCTIONS])
+    warnings, notes = _of_parts(parts) if parts is not None else ([], _of_other_densities(density))
     if parts is not None and not thorough and all(p.normalised for p in parts if not p.observed):
         return ConstantsReport(0.0, 0.0, tuple(warnings), tuple(notes), 1)
     with one_thread(), torch.no_grad():
@@ -435,6 +436,14 @@ _FUNCTIONS = (
     "the likelihood is a function, so the evidence is relative to the constants in it; a missing constant cannot be "
     "detected"
 )
+
+
+def _of_other_densities(density: Any) -> list[str]:
+    """Return what is not known of the constants of a density that is not made of a Pyro model."""
+    if not isinstance(density, ForeignDensity):
+        return [_FUNCTIONS]
+    factors = [repr(name) for name in density.factor_sites]
+    return [f"the likelihood has {first_five(factors)}: the evidence is relative to its constants"] if factors else []
 
 
 def _of_prior(

@@ -1,0 +1,170 @@
+"""Models of other packages as densities: their own functions, compiled by their own libraries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bayeskit._compiler import Compile, Cost, is_traced
+from bayeskit._core.evaluation import Evaluation, Evaluator
+from bayeskit._logdensity.pyro_density import Site
+
+
+class ForeignFunctions(Protocol):
+    """An evaluator of another library, which weights both parts of a density."""
+
+    def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
+        ...
+
+    def weighted(self, u: Tensor, prior: Tensor, likelihood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log prior and log likelihood ``(n,)``, and the gradient of their sum with weights ``(n,)`` each."""
+        ...
+
+
+class ForeignDensity(ABC):
+    """A model of another package, split into prior and likelihood; the source of its own evaluators.
+
+    Methods take rows of unconstrained vectors ``(n, d)`` in double precision.
+    """
+
+    #: Name of the package, for messages.
+    package: str
+    dtype = torch.float64
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        sites: tuple[Site, ...],
+        observed: Mapping[str, Tensor],
+        constant: Mapping[str, Tensor],
+        dimensions: Mapping[str, tuple[str | None, ...]],
+        labels: Mapping[str, tuple[Any, ...]],
+        improper_sites: tuple[str, ...] = (),
+    ) -> None:
+        self.sites, self.dim = sites, sites[-1].stop
+        self._observed, self._constant = dict(observed), dict(constant)
+        self._dimensions = dict(dimensions)
+        #: Labels by name of a dimension.
+        self.categories = dict(labels)
+        #: Sites whose prior has no integral.
+        self.improper_sites = improper_sites
+        self.observed_sites = tuple(observed)
+        #: Which data of a site count, of the sites of which a mask leaves some out.
+        self.counted: dict[str, Tensor] = {}
+        #: Terms of the likelihood that are no data.
+        self.factor_sites: tuple[str, ...] = ()
+        self.data = [*observed.values(), *constant.values()]
+
+    # -- what an adapter computes -----------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def functions(self) -> ForeignFunctions:
+        """The density and its gradient."""
+
+    @abstractmethod
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the values of the sites, ``(n, *shape)``, and of deterministic ones."""
+
+    @abstractmethod
+    def vectors(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vectors of values ``(n, *shape)``; DataError for values outside the support."""
+
+    @abstractmethod
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained|, ``(n,)``."""
+
+    @abstractmethod
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation, ``(n, *shape)`` by observed site."""
+
+    @abstractmethod
+    def prior_draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Return vectors drawn from the prior, ``(num_draws, d)``."""
+
+    @abstractmethod
+    def predictive(
+        self,
+        u: Tensor,
+        generator: torch.Generator,
+        redraw: Collection[str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Tensor]:
+        """Draw data at each vector, ``(n, *shape)`` by site, for other arguments where there are any."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Compiled functions are made again where they are needed.
+        return {k: v for k, v in self.__dict__.items() if not isinstance(getattr(type(self), k, None), cached_property)}
+
+    # -- what densities of this package give ------------------------------------------------
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood, ``(n, d) -> (n,)``, differentiable once."""
+        if is_traced():
+            raise RuntimeError(f"a log density of {self.package} cannot be traced")
+        log_prior, log_likelihood = _Joint.apply(u, self)
+        return log_prior, log_likelihood
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vector ``(d,)`` of values ``(*shape)``."""
+        return self.vectors({name: torch.as_tensor(x).unsqueeze(0) for name, x in values.items()})[0]
+
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        """Return the evaluator, which serves any number of rows."""
+        return self.functions
+
+    def compiled(self, num_vectors: int) -> Evaluator | None:
+        """Return the evaluator: the other package has compiled it."""
+        return self.functions
+
+    @property
+    def cost(self) -> Cost:
+        """Nothing is known of the cost."""
+        return Cost(0, 1)
+
+    def dimensions(self) -> dict[str, tuple[str | None, ...]]:
+        """Return the name along each dimension of each site's value, None where there is none."""
+        return self._dimensions
+
+    def named_data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the data of the observed sites, and constant data."""
+        return self._observed, self._constant
+
+    def data_as_given(self) -> dict[str, Tensor]:
+        """Return the data of each observed site in double precision."""
+        return {name: x.to(torch.float64) for name, x in self._observed.items()}
+
+    @property
+    def whole_numbers(self) -> set[str]:
+        """Names of the observed sites whose values are whole numbers."""
+        return {name for name, x in self._observed.items() if not x.is_floating_point()}
+
+
+class _Joint(torch.autograd.Function):
+    """Log prior and log likelihood of another package, for automatic differentiation."""
+
+    @staticmethod
+    def forward(u: Tensor, density: ForeignDensity) -> tuple[Tensor, Tensor]:
+        rows = u.detach().reshape(-1, density.dim)
+        one = torch.ones_like(rows[:, 0])
+        log_prior, log_likelihood, _ = density.functions.weighted(rows, one, one)
+        return log_prior.reshape(u.shape[:-1]), log_likelihood.reshape(u.shape[:-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        u, ctx.density = inputs
+        ctx.save_for_backward(u)
+
+    @staticmethod
+    def backward(ctx: Any, prior: Tensor, likelihood: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (u,) = ctx.saved_tensors
+        rows = u.detach().reshape(-1, ctx.density.dim)
+        weights = (x.expand(u.shape[:-1]).reshape(-1) for x in (prior, likelihood))
+        return ctx.density.functions.weighted(rows, *weights)[2].reshape(u.shape), None

@@ -1,0 +1,244 @@
+"""Functions of JAX as functions of torch: batched, compiled, in double precision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import dlpack
+
+from bayeskit._core.evaluation import Evaluation, Integrator
+
+#: A function is compiled for numbers of rows that are powers of two, up to this one.
+_MOST_ROWS = 1024
+#: So many calls take a function that is compiled for more rows, at most so many times as many.
+_FEW_CALLS, _LARGER = 32, 16
+#: Steps of a path are counted by an array of at least this length, so that few lengths are compiled.
+_STEPS = 64
+
+
+def double_precision() -> Any:
+    """Return a context in which JAX computes in double precision."""
+    import jax
+
+    return jax.enable_x64(True)
+
+
+def seeds(count: int, generator: torch.Generator) -> Tensor:
+    """Return a seed for each of ``count`` rows."""
+    return torch.randint(2**62, (count,), generator=generator, device=generator.device).cpu()
+
+
+def _as_torch(found: Any, count: int | None = None) -> Any:
+    """Return arrays of JAX in a nest as tensors of the same memory, or of their first rows."""
+    import jax
+
+    return jax.tree.map(lambda x: dlpack.from_dlpack(x)[:count], found)
+
+
+class JaxFunction:
+    """A function of vectors of JAX that takes and returns rows of torch.
+
+    Parameters
+    ----------
+    function : callable
+        From arrays to a nest of arrays.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._compiled: Any = None
+        self._sizes = set[int]()  # numbers of rows for which it is compiled
+        self._few = Counter[int]()  # calls for other numbers
+
+    def __call__(self, *rows: Tensor) -> Any:
+        """Return the results for all rows, ``(n, ...)`` each, as tensors."""
+        import jax
+
+        if self._compiled is None:
+            self._compiled = jax.jit(jax.vmap(self.function))
+        with double_precision():
+            if len(rows[0]) <= _MOST_ROWS:
+                return self._of_some(rows)
+            parts = [self._of_some(each) for each in zip(*(x.split(_MOST_ROWS) for x in rows), strict=True)]
+            return jax.tree.map(lambda *each: torch.cat(each), *parts)
+
+    def _of_some(self, rows: tuple[Tensor, ...]) -> Any:
+        count = len(rows[0])
+        size = self._size(count)
+        if size > count:
+            rows = tuple(_padded(x, size) for x in rows)
+        return _as_torch(self._compiled(*(x.numpy() for x in rows)), count)
+
+    def _size(self, count: int) -> int:
+        """Return for how many rows a call is compiled: few calls take what there is for more rows."""
+        size = 1 << max(0, count - 1).bit_length()
+        if size not in self._sizes:
+            self._few[size] += 1
+            larger = [other for other in self._sizes if size < other <= _LARGER * size]
+            if larger and self._few[size] <= _FEW_CALLS:
+                return min(larger)
+            self._sizes.add(size)
+        return size
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_compiled": None, "_sizes": set(), "_few": Counter()}
+
+
+def _padded(x: Tensor, size: int) -> Tensor:
+    """Return ``size`` rows: those of ``x``, and the last one again, or zeros where there is none."""
+    last = x[-1:] if len(x) else x.new_zeros(1, *x.shape[1:])
+    return torch.cat([x, last.expand(size - len(x), *x.shape[1:])])
+
+
+class JaxDensity(Integrator):
+    """Log prior and log likelihood of JAX, whose trajectories run within JAX as well.
+
+    Parameters
+    ----------
+    joint : callable
+        From a vector ``(d,)`` to log prior and log likelihood.
+    """
+
+    def __init__(self, joint: Callable[[Any], tuple[Any, Any]]) -> None:
+        self._joint = joint
+        self._rows = JaxFunction(self._packed)
+        self._paths: dict[tuple[bool, bool], Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_paths": {}}
+
+    def _with_gradient(self, u: Any, prior: Any, likelihood: Any) -> tuple[Any, Any, Any, Any]:
+        """Return both parts, their sum with weights, and its gradient."""
+        import jax
+        import jax.numpy as jnp
+
+        def total(u: Any) -> tuple[Any, tuple[Any, Any]]:
+            log_prior, log_likelihood = self._joint(u)
+            # At weight zero, as at the prior, a likelihood of zero is no hindrance.
+            return prior * log_prior + jnp.where(likelihood == 0, 0.0, likelihood * log_likelihood), (
+                log_prior,
+                log_likelihood,
+            )
+
+        (weighted, (log_prior, log_likelihood)), gradient = jax.value_and_grad(total, has_aux=True)(u)
+        return log_prior, log_likelihood, weighted, gradient
+
+    def _packed(self, row: Any) -> Any:
+        """Return log prior, log likelihood and gradient ``(d + 2,)`` at a vector and two weights ``(d + 2,)``."""
+        import jax.numpy as jnp
+
+        log_prior, log_likelihood, _, gradient = self._with_gradient(row[:-2], row[-2], row[-1])
+        return jnp.concatenate([jnp.stack([log_prior, log_likelihood]), gradient])
+
+    def weighted(self, u: Tensor, prior: Tensor, likelihood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log prior and log likelihood ``(n,)``, and the gradient of their sum with weights ``(n,)`` each."""
+        found = self._rows(torch.cat([u.detach(), prior.unsqueeze(-1), likelihood.unsqueeze(-1)], -1))
+        return found[:, 0], found[:, 1], found[:, 2:]
+
+    def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
+        log_prior, log_likelihood, gradient = self.weighted(u, torch.ones_like(beta), beta)
+        zero = beta == 0
+        density = torch.where(zero, log_prior, torch.addcmul(log_prior, beta, log_likelihood))
+        return Evaluation(log_prior, log_likelihood, density, gradient)
+
+    def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
+        """Tell whether positions ``(n, d)`` and the factor of a metric are in double precision and of one size."""
+        one = factor.dim() == (2 if is_dense else 1)
+        return q.dtype == factor.dtype == torch.float64 and (one or len(q) % len(factor) == 0)
+
+    def integrate(
+        self,
+        q: Tensor,
+        p: Tensor,
+        step: Tensor,
+        beta: Tensor,
+        factor: Tensor,
+        is_dense: bool,
+        drift: float,
+        kicks: Sequence[float],
+        start: Evaluation | None = None,
+    ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
+        """Move positions and momenta within JAX."""
+        import jax
+
+        kind = (is_dense, start is not None)
+        if kind not in self._paths:
+            self._paths[kind] = jax.jit(self._over_groups(*kind))
+        groups = 1 if factor.dim() == (2 if is_dense else 1) else len(factor)
+        size = max(_STEPS, 1 << max(0, len(kicks) - 1).bit_length())
+        kicked = torch.zeros(size, dtype=torch.float64)
+        kicked[: len(kicks)] = torch.tensor(kicks, dtype=torch.float64)
+        by_row = (q, p, step, beta, *(() if start is None else start))
+        rows = (x.detach().to(torch.float64).reshape(groups, -1, *x.shape[1:]).numpy() for x in by_row)
+        of_groups = factor.reshape(groups, *factor.shape[-(1 + is_dense) :]).numpy()
+        with double_precision():
+            found = self._paths[kind](of_groups, kicked.numpy(), len(kicks), drift, *rows)
+            position, momentum, here, met = _as_torch(found)
+        there = Evaluation(*(x.reshape(len(q), *x.shape[2:]) for x in here))
+        return position.reshape(q.shape), momentum.reshape(q.shape), there, met.reshape(len(q), 4).T.contiguous()
+
+    def _over_groups(self, is_dense: bool, turns: bool) -> Callable[..., Any]:
+        """Return the function of all rows, by group of a metric."""
+        import jax
+
+        def of_all(factor: Any, kicks: Any, count: Any, drift: Any, *rows: Any) -> Any:
+            def of_group(factor: Any, *rows: Any) -> Any:
+                path = partial(self._path, is_dense, turns, factor, kicks, count, drift)
+                return jax.vmap(path)(*rows)
+
+            return jax.vmap(of_group)(factor, *rows)
+
+        return of_all
+
+    def _path(
+        self,
+        is_dense: bool,
+        turns: bool,
+        factor: Any,
+        kicks: Any,
+        count: Any,
+        drift: Any,
+        q: Any,
+        p: Any,
+        step: Any,
+        beta: Any,
+        *start: Any,
+    ) -> Any:
+        """Return the end of a path of ``count`` steps, its evaluation, and what was met on it, ``(4,)``."""
+        import jax
+        import jax.numpy as jnp
+
+        def pull(gradient: Any) -> Any:
+            return gradient @ factor if is_dense else gradient * factor
+
+        # Without turns the evaluation of the start is neither known nor used.
+        here = start if turns else (beta, beta, beta, q)
+        inside = here[2] > -jnp.inf
+
+        def advance(number: Any, state: Any) -> Any:
+            q, p, here, force, lowest, highest, reversals = state
+            moved = q + drift * step * (factor @ p if is_dense else factor * p)
+            there = self._with_gradient(moved, 1.0, beta)
+            lowest = jnp.minimum(lowest, there[2])
+            if turns:
+                # A step into zero density keeps the position and reverses the momentum.
+                back = inside & (there[2] == -jnp.inf)
+                reversals = reversals + back
+                q, p = jnp.where(back, q, moved), jnp.where(back, -p, p)
+                force = jnp.where(back, force, pull(there[3]))
+                here = tuple(jnp.where(back, old, new) for old, new in zip(here, there, strict=True))
+                middle = p + 0.5 * step * force
+                highest = jnp.maximum(highest, 0.5 * middle @ middle - here[2])
+            else:
+                q, here, force = moved, there, pull(there[3])
+            return q, p + kicks[number] * step * force, here, force, lowest, highest, reversals
+
+        first = (q, p, here, pull(here[3]), jnp.inf, -jnp.inf, 0.0)
+        q, p, here, _, *met = jax.lax.fori_loop(0, count, advance, first)
+        return q, p, here, jnp.stack([*met, inside.astype(float)])

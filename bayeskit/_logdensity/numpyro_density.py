@@ -1,0 +1,422 @@
+"""Models of NumPyro as densities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property, partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit._core.functions_of_users import words_of
+from bayeskit._core.inputs import warn_user
+from bayeskit._logdensity.foreign_density import ForeignDensity
+from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction, double_precision, seeds
+from bayeskit._logdensity.pyro_density import Site
+from bayeskit.errors import (
+    BayeskitError,
+    DataError,
+    ModelError,
+    PrecisionWarning,
+    SettingsError,
+    ShapeError,
+    UnsupportedSiteError,
+)
+
+
+class NumPyroDensity(ForeignDensity):
+    """A NumPyro model with its arguments, run by NumPyro's own handlers and compiled by JAX."""
+
+    package = "NumPyro"
+
+    def __init__(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> None:
+        self.model = model
+        self.args, self.kwargs = (_converted(x) for x in (args, dict(kwargs)))
+        with double_precision():
+            trace = self._run(seed)
+            sites = [x for x in trace.values() if x["type"] == "sample"]
+            _refuse(trace)
+            latent = [x for x in sites if not x["is_observed"] and not _is_discrete(x["fn"])]
+            #: Discrete sites, which are summed out.
+            self.summed_sites = tuple(x["name"] for x in sites if not x["is_observed"] and _is_discrete(x["fn"]))
+            if not latent:
+                raise ModelError("the model has no continuous latent site, so there is nothing to sample")
+            observed = [x for x in sites if x["is_observed"]]
+            factors = tuple(x["name"] for x in observed if _is_factor(x))
+            data = {x["name"]: _tensor(x["value"]) for x in observed if not _is_factor(x)}
+            self._deterministic = tuple(x["name"] for x in trace.values() if x["type"] == "deterministic")
+            layout, start = [], 0
+            for x in latent:
+                shape, flat = _shapes(x)
+                layout.append(Site(x["name"], shape, flat, start, start + flat.numel()))
+                start += flat.numel()
+            counted = {x["name"]: _counted(x) for x in observed if not _is_factor(x)}
+            improper = tuple(x["name"] for x in latent if type(_base(x["fn"])).__name__ == "ImproperUniform")
+            dimensions = {x["name"]: _plates(x) for x in trace.values() if x["type"] in ("sample", "deterministic")}
+        _check_data(data)
+        constant = {name: x for name, x in self._arguments().items() if name not in data}
+        dimensions |= {name: (None,) * x.dim() for name, x in constant.items()}
+        super().__init__(tuple(layout), data, constant, dimensions, {}, improper)
+        self.factor_sites = factors
+        self.counted = {name: x for name, x in counted.items() if x is not None}
+        self._max_plate_nesting = max((-f.dim for x in sites for f in x["cond_indep_stack"]), default=0)
+
+    # -- the model --------------------------------------------------------------------------
+
+    def _run(self, seed: int) -> dict[str, Any]:
+        """Return a trace of the model at a draw from the prior."""
+        import jax
+        from numpyro import handlers
+
+        try:
+            return handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(seed))).get_trace(
+                *self.args, **self.kwargs
+            )
+        except BayeskitError:
+            raise
+        except Exception as error:
+            raise ModelError(f"running the NumPyro model once failed: {words_of(error)}") from error
+
+    def _at(self, u: Any) -> Callable[..., Any]:
+        """Return the model at an unconstrained vector ``(d,)``; log Jacobians are factors."""
+        from numpyro import handlers
+
+        parts = {s.name: u[s.start : s.stop].reshape(s.unconstrained_shape) for s in self.sites}
+        return handlers.seed(handlers.substitute(self.model, substitute_fn=partial(_constrained, parts)), 0)
+
+    def _trace(self, u: Any) -> dict[str, Any]:
+        from numpyro import handlers
+
+        return handlers.trace(self._at(u)).get_trace(*self.args, **self.kwargs)
+
+    def _joint(self, u: Any) -> tuple[Any, Any]:
+        """Return log prior and log likelihood of one vector, within JAX."""
+        if self.summed_sites:
+            return self._summed(u)
+        trace = self._trace(u)
+        log_prior = self._log_prior(trace)
+        return log_prior, sum((_log_prob(trace[n]).sum() for n in (*self.observed_sites, *self.factor_sites)), 0.0)
+
+    def _log_prior(self, trace: Mapping[str, Any]) -> Any:
+        return sum(_log_prob(trace[site.name]).sum() for site in self.sites) + _log_jacobian(trace)
+
+    def _summed(self, u: Any) -> tuple[Any, Any]:
+        """Return the same with discrete sites summed out by funsor."""
+        from numpyro.contrib.funsor import config_enumerate, enum
+        from numpyro.contrib.funsor.infer_util import log_density
+
+        model = enum(config_enumerate(self._at(u)), -self._max_plate_nesting - 1)
+        both, trace = log_density(model, self.args, self.kwargs, {})
+        log_prior = self._log_prior(trace)
+        return log_prior, both - log_prior
+
+    @cached_property
+    def functions(self) -> JaxDensity:
+        """The density, compiled by JAX."""
+        return JaxDensity(self._joint)
+
+    @cached_property
+    def _values(self) -> JaxFunction:
+        names = [site.name for site in self.sites]
+
+        def of_one(u: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            trace = self._trace(u)
+            return {n: trace[n]["value"] for n in names}, {n: trace[n]["value"] for n in self._deterministic}
+
+        return JaxFunction(of_one)
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the values of the sites, ``(n, *shape)``, and of deterministic ones."""
+        latent, more = self._values(u)
+        return latent | more if deterministic and not self.summed_sites else latent
+
+    @cached_property
+    def _log_jacobian(self) -> JaxFunction:
+        return JaxFunction(lambda u: _log_jacobian(self._trace(u)))
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained|, ``(n,)``."""
+        return self._log_jacobian(u)
+
+    @cached_property
+    def _pointwise(self) -> JaxFunction:
+        def of_one(u: Any) -> dict[str, Any]:
+            trace = self._trace(u)
+            return {name: _log_prob(trace[name]) for name in (*self.observed_sites, *self.factor_sites)}
+
+        return JaxFunction(of_one)
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation, ``(n, *shape)`` by observed site."""
+        if self.summed_sites:
+            raise ModelError(
+                f"{self.summed_sites[0]!r} is summed out by funsor, which gives no terms of single observations; write "
+                "the sum as a mixture distribution"
+            )
+        return self._pointwise(u)
+
+    # -- drawing ----------------------------------------------------------------------------
+
+    @cached_property
+    def _prior(self) -> JaxFunction:
+        from jax import numpy as jnp
+        from jax.random import PRNGKey
+        from numpyro import handlers
+        from numpyro.distributions import biject_to
+
+        def of_one(seed: Any) -> Any:
+            trace = handlers.trace(handlers.seed(self.model, PRNGKey(seed))).get_trace(*self.args, **self.kwargs)
+            parts = (biject_to(trace[s.name]["fn"].support).inv(trace[s.name]["value"]) for s in self.sites)
+            return jnp.concatenate([part.reshape(-1) for part in parts])
+
+        return JaxFunction(of_one)
+
+    def prior_draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Return vectors drawn from the prior, ``(num_draws, d)``."""
+        if self.improper_sites:
+            raise SettingsError(
+                f"the prior of {self.improper_sites[0]!r} is improper and cannot be drawn; give a proper one"
+            )
+        return self._prior(seeds(num_draws, generator))
+
+    def predictive(
+        self,
+        u: Tensor,
+        generator: torch.Generator,
+        redraw: Collection[str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Tensor]:
+        """Draw data at each vector, ``(n, *shape)`` by site, for other arguments where there are any."""
+        from jax.random import PRNGKey
+        from numpyro import handlers
+
+        other = bool(args or kwargs)
+        args, kwargs = (_converted(args), _converted(dict(kwargs))) if other else (self.args, self.kwargs)
+        given = {name: x for name, x in self.values(u).items() if name not in redraw}
+
+        def of_one(seed: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+            model = handlers.seed(_Unobserved(handlers.substitute(self.model, data=given)), PRNGKey(seed))
+            trace = handlers.trace(model).get_trace(*args, **kwargs)
+            for site in self.sites:
+                shape = trace[site.name]["fn"].shape() if site.name in trace and site.name in given else site.shape
+                if shape != site.shape:
+                    raise ShapeError(
+                        f"with these arguments site {site.name!r} has shape {tuple(shape)}, and its draws have "
+                        f"{tuple(site.shape)}; pass redraw=[{site.name!r}] to draw it anew"
+                    )
+            drawn = ("sample", "deterministic") if other else ("sample",)
+            return {
+                name: x["value"]
+                for name, x in trace.items()
+                if x["type"] in drawn and name not in given and not (x["type"] == "sample" and _is_factor(x))
+            }
+
+        names = list(given)
+
+        def of_rows(seed: Any, *each: Any) -> dict[str, Any]:
+            return of_one(seed, dict(zip(names, each, strict=True)))
+
+        try:
+            return JaxFunction(of_rows)(seeds(len(u), generator), *given.values())
+        except BayeskitError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the model fails with these arguments: {words_of(error)}") from error
+
+    def vectors(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vectors of values ``(n, *shape)``; DataError for values outside the support."""
+        names = [site.name for site in self.sites]
+        found, inside = self._vectors(*(values[name].to(torch.float64) for name in names))
+        for name, fine in zip(names, inside.unbind(-1), strict=True):
+            if not bool(fine.all()):
+                raise DataError(f"{int((~fine).sum())} values of site {name!r} lie outside of its support")
+        return found
+
+    @cached_property
+    def _vectors(self) -> JaxFunction:
+        from jax import numpy as jnp
+        from numpyro import handlers
+        from numpyro.distributions import biject_to
+
+        names = [site.name for site in self.sites]
+
+        def of_one(*each: Any) -> tuple[Any, Any]:
+            given = dict(zip(names, each, strict=True))
+            model = handlers.seed(handlers.substitute(self.model, data=given), 0)
+            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+            parts = [biject_to(trace[n]["fn"].support).inv(given[n]).reshape(-1) for n in names]
+            inside = [jnp.all(trace[n]["fn"].support(given[n])) for n in names]
+            return jnp.concatenate(parts), jnp.stack(inside)
+
+        return JaxFunction(of_one)
+
+    def _arguments(self) -> dict[str, Tensor]:
+        """Return the arrays of numbers among the arguments, by name."""
+        try:
+            given = signature(self.model).bind(*self.args, **self.kwargs).arguments
+        except (TypeError, ValueError):
+            given = {f"argument_{i}": x for i, x in enumerate(self.args)} | dict(self.kwargs)
+        return {name: _tensor(x) for name, x in given.items() if hasattr(x, "shape") and hasattr(x, "dtype")}
+
+
+# Sites of NumPyro.
+
+
+def _constrained(parts: Mapping[str, Any], site: Mapping[str, Any]) -> Any:
+    """Return the value of a latent site at its unconstrained part; its log Jacobian becomes a factor."""
+    import numpyro
+    from jax import numpy as jnp
+    from numpyro.distributions import biject_to
+
+    if site["type"] != "sample" or site["name"] not in parts:
+        return None
+    part, fn = parts[site["name"]], site["fn"]
+    transform = biject_to(fn.support)
+    step = site["infer"].get("_scan_current_index")
+    if step is not None and part.ndim > len(fn.shape()) - transform.codomain.event_dim + transform.domain.event_dim:
+        part = part[step]  # of a loop over time, which takes its elements one by one
+    value = transform(part)
+    numpyro.factor(site["name"] + _JACOBIAN, jnp.sum(transform.log_abs_det_jacobian(part, value)))
+    return value
+
+
+_JACOBIAN = "/log_jacobian"
+
+
+def _log_jacobian(trace: Mapping[str, Any]) -> Any:
+    return sum((_log_prob(x).sum() for name, x in trace.items() if name.endswith(_JACOBIAN)), 0.0)
+
+
+def _log_prob(site: Mapping[str, Any]) -> Any:
+    """Return the log density of a site, ``(*batch)``, as its scale counts it."""
+    more = (site["intermediates"],) if site["intermediates"] else ()
+    found = site["fn"].log_prob(site["value"], *more)
+    return found if site["scale"] is None else site["scale"] * found
+
+
+def _base(fn: Any) -> Any:
+    """Return the distribution without its expansions, masks and event dimensions."""
+    while hasattr(fn, "base_dist") and type(fn).__name__ in (
+        "ExpandedDistribution",
+        "Independent",
+        "MaskedDistribution",
+    ):
+        fn = fn.base_dist
+    return fn
+
+
+def _is_factor(site: Mapping[str, Any]) -> bool:
+    return type(_base(site["fn"])).__name__ == "Unit"
+
+
+def _is_discrete(fn: Any) -> bool:
+    return bool(fn.support.is_discrete)
+
+
+def _refuse(trace: Mapping[str, Any]) -> None:
+    """Raise ``UnsupportedSiteError`` for sites that a target cannot have."""
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            raise UnsupportedSiteError(
+                f"plate {name!r} draws {site['args'][1]} of {site['args'][0]} rows anew in each run; give it all rows, "
+                "without subsample_size"
+            )
+        if site["type"] == "param":
+            raise UnsupportedSiteError(
+                f"{name!r} is a parameter to be optimised; fix it by numpyro.handlers.substitute(model, data=...)"
+            )
+        if site["type"] != "sample" or site["is_observed"] or not _is_discrete(site["fn"]):
+            continue
+        if not site["fn"].has_enumerate_support:
+            raise UnsupportedSiteError(
+                f"site {name!r} is discrete, and its support is infinite; sum it out by hand, or truncate it"
+            )
+        try:
+            import funsor  # noqa: F401
+        except ImportError as error:
+            raise UnsupportedSiteError(
+                f"site {name!r} is discrete, and NumPyro sums it out by funsor: pip install funsor"
+            ) from error
+
+
+def _shapes(site: Mapping[str, Any]) -> tuple[torch.Size, torch.Size]:
+    """Return the shape of a latent site, and of its unconstrained part."""
+    from numpyro.distributions import biject_to
+
+    try:
+        part = biject_to(site["fn"].support).inv(site["value"])
+    except NotImplementedError as error:
+        raise UnsupportedSiteError(
+            f"site {site['name']!r} has the support {site['fn'].support}, for which NumPyro has no bijection"
+        ) from error
+    return torch.Size(np.shape(site["value"])), torch.Size(np.shape(part))
+
+
+def _counted(site: Mapping[str, Any]) -> Tensor | None:
+    """Return which data of a site a mask keeps, ``(*batch)``; None if it keeps all."""
+    mask, fn = np.ones(np.shape(site["fn"].log_prob(site["value"])), dtype=bool), site["fn"]
+    while hasattr(fn, "base_dist"):
+        if type(fn).__name__ == "MaskedDistribution":
+            mask = mask & np.asarray(fn._mask, dtype=bool)
+        fn = fn.base_dist
+    return None if mask.all() else torch.from_numpy(mask)
+
+
+def _plates(site: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Return the plate along each dimension of a site's value."""
+    event = site["fn"].event_dim if site["type"] == "sample" else 0
+    names: list[str | None] = [None] * np.ndim(site["value"])
+    for frame in site.get("cond_indep_stack", ()):
+        place = len(names) - event + frame.dim
+        if 0 <= place < len(names) and names[place] is None:
+            names[place] = frame.name
+    return tuple(names)
+
+
+def _tensor(x: Any) -> Tensor:
+    return torch.from_numpy(np.array(x))
+
+
+def _converted(data: Any) -> Any:
+    """Return arguments with tensors and arrays as arrays of JAX, real numbers in double precision."""
+    import jax
+    from jax import numpy as jnp
+
+    def of(x: Any) -> Any:
+        array = x.numpy(force=True) if isinstance(x, Tensor) else x
+        if not hasattr(array, "dtype") or not hasattr(array, "__array__"):
+            return x
+        array = np.asarray(array)
+        if array.dtype == np.float32:
+            warn_user(
+                "a number among the arguments has single precision, and is computed with in double precision; what "
+                "rounding has taken from it is lost: pass arrays of float64",
+                PrecisionWarning,
+            )
+            array = array.astype(np.float64)
+        return jnp.asarray(array) if array.dtype.kind in "biuf" else x
+
+    with double_precision():
+        return jax.tree.map(of, data)
+
+
+def _check_data(data: Mapping[str, Tensor]) -> None:
+    for name, x in data.items():
+        if x.is_floating_point() and bool(x.isnan().any()):
+            raise DataError(f"observed site {name!r} holds {int(x.isnan().sum())} NaN; leave them out by obs_mask")
+
+
+def _Unobserved(model: Callable[..., Any]) -> Any:
+    """Return the model with its data drawn anew."""
+    from numpyro.primitives import Messenger
+
+    class Unobserved(Messenger):
+        def process_message(self, msg: Any) -> None:
+            if msg["type"] == "sample" and msg["is_observed"] and not _is_factor(msg):
+                msg["value"], msg["is_observed"] = None, False
+
+    return Unobserved(model)

@@ -1,0 +1,301 @@
+"""Models of PyMC and Bambi as densities."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit._core.functions_of_users import words_of
+from bayeskit._core.inputs import unknown_name
+from bayeskit._logdensity.foreign_density import ForeignDensity
+from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction
+from bayeskit._logdensity.pyro_density import Site
+from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
+
+_FLAT = ("flat", "halfflat")
+
+
+class PyMCDensity(ForeignDensity):
+    """A PyMC model: its graph of log densities, which PyTensor translates and JAX compiles."""
+
+    package = "PyMC"
+
+    def __init__(self, model: Any) -> None:
+        self.model = model = _of_bambi(model)
+        if not hasattr(model, "free_RVs"):
+            raise ModelError(f"a PyMC or Bambi model is needed, not a {type(model).__name__}")
+        free, observed = list(model.free_RVs), list(model.observed_RVs)
+        _refuse(model)
+        with _without_compilation():
+            parts, shapes = model.initial_point(), model.eval_rv_shapes()
+            data = {rv.name: _tensor(model.rvs_to_values[rv].eval()) for rv in observed}
+        layout, start = [], 0
+        for rv in free:
+            part = torch.Size(np.shape(parts[model.rvs_to_values[rv].name]))
+            layout.append(Site(rv.name, torch.Size(map(int, shapes[rv.name])), part, start, start + part.numel()))
+            start += part.numel()
+        for name, x in data.items():
+            if x.is_floating_point() and bool(x.isnan().any()):
+                raise DataError(f"observed variable {name!r} holds {int(x.isnan().sum())} NaN; leave these rows out")
+        constant = {x.name: _tensor(x.get_value()) for x in model.data_vars if x.name not in data}
+        named = model.named_vars_to_dims
+        sizes = {site.name: len(site.shape) for site in layout} | {n: x.dim() for n, x in (data | constant).items()}
+        sizes |= {x.name: x.ndim for x in model.deterministics}
+        dimensions = {n: tuple(named.get(n, (None,) * size)) for n, size in sizes.items()}
+        labels = {name: tuple(x) for name, x in model.coords.items() if x is not None}
+        flat = tuple(rv.name for rv in free if _name_of(rv) in _FLAT)
+        super().__init__(tuple(layout), data, constant, dimensions, labels, flat)
+        self.factor_sites = tuple(x.name for x in model.potentials)
+
+    # -- graphs -----------------------------------------------------------------------------
+
+    def _values_of_model(self) -> list[Any]:
+        return [self.model.rvs_to_values[rv] for rv in self.model.free_RVs]
+
+    def _translated(self, outputs: Sequence[Any], inputs: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """Return the function of JAX from the parts of a vector, or other inputs, to the outputs of a graph."""
+        from pymc.sampling.jax import get_jaxified_graph
+
+        given = self._values_of_model() if inputs is None else list(inputs)
+        try:
+            return get_jaxified_graph(inputs=given, outputs=list(outputs))
+        except NotImplementedError as error:
+            raise ModelError(
+                f"PyTensor cannot translate the model to JAX ({words_of(error)}); write its operation with those of "
+                "PyTensor, or pass its log density to Target.from_log_density"
+            ) from error
+
+    def _of_vector(self, outputs: Sequence[Any]) -> Callable[[Any], Any]:
+        function = self._translated(outputs)
+        sites = self.sites
+
+        def of_vector(u: Any) -> Any:
+            return function(*(u[s.start : s.stop].reshape(s.unconstrained_shape) for s in sites))
+
+        return of_vector
+
+    @cached_property
+    def functions(self) -> JaxDensity:
+        """The density, compiled by JAX."""
+        model = self.model
+        terms = [*model.observed_RVs, *model.potentials]
+        outputs = [model.logp(vars=model.free_RVs)] + ([model.logp(vars=terms)] if terms else [])
+        function = self._of_vector(outputs)
+
+        def joint(u: Any) -> tuple[Any, Any]:
+            log_prior, *log_likelihood = function(u)
+            return log_prior, log_likelihood[0] if log_likelihood else 0.0 * log_prior
+
+        return JaxDensity(joint)
+
+    @cached_property
+    def _values(self) -> JaxFunction:
+        variables = [*self.model.free_RVs, *self.model.deterministics]
+        return JaxFunction(self._of_vector(self.model.replace_rvs_by_values(variables)))
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the values of the sites, ``(n, *shape)``, and of deterministic ones."""
+        names = [x.name for x in (*self.model.free_RVs, *self.model.deterministics)]
+        found = dict(zip(names, self._values(u), strict=True))
+        return found if deterministic else {site.name: found[site.name] for site in self.sites}
+
+    @cached_property
+    def _log_jacobian(self) -> JaxFunction:
+        free = self.model.free_RVs
+        both = [self.model.logp(vars=free), self.model.logp(vars=free, jacobian=False)]
+        function = self._of_vector(both)
+
+        def difference(u: Any) -> Any:
+            with_jacobian, without = function(u)
+            return with_jacobian - without
+
+        return JaxFunction(difference)
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained|, ``(n,)``."""
+        return self._log_jacobian(u)
+
+    @cached_property
+    def _pointwise(self) -> JaxFunction:
+        terms = [*self.model.observed_RVs, *self.model.potentials]
+        return JaxFunction(self._of_vector(self.model.logp(vars=terms, sum=False)))
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log likelihood of each observation, ``(n, *shape)`` by observed variable."""
+        found = dict(zip((*self.observed_sites, *self.factor_sites), self._pointwise(u), strict=True))
+        factors = {name: found[name].reshape(len(u), -1).sum(-1) for name in self.factor_sites}
+        return found | factors
+
+    # -- moving between spaces, and drawing -------------------------------------------------
+
+    def _unconstrained(self) -> list[Any]:
+        """Return the unconstrained parts of the random variables, as graphs of these."""
+        model, found = self.model, []
+        for rv in model.free_RVs:
+            transform = model.rvs_to_transforms[rv]
+            found.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
+        return found
+
+    @cached_property
+    def _vectors(self) -> JaxFunction:
+        import jax.numpy as jnp
+        from pytensor.graph.replace import clone_replace
+
+        inputs = {rv: rv.type() for rv in self.model.free_RVs}
+        function = self._translated(clone_replace(self._unconstrained(), inputs), list(inputs.values()))
+        return JaxFunction(lambda *values: jnp.concatenate([x.reshape(-1) for x in function(*values)]))
+
+    def vectors(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the unconstrained vectors of values ``(n, *shape)``; DataError for values outside the support."""
+        found: Tensor = self._vectors(*(values[site.name].to(torch.float64) for site in self.sites))
+        for site in self.sites:
+            fine = found[:, site.start : site.stop].isfinite().all(-1)
+            if not bool(fine.all()):
+                raise DataError(f"{int((~fine).sum())} values of {site.name!r} lie outside of its support")
+        return found
+
+    def prior_draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Return vectors drawn from the prior, ``(num_draws, d)``."""
+        import pymc
+
+        if self.improper_sites:
+            raise SettingsError(
+                f"the prior of {self.improper_sites[0]!r} is improper and cannot be drawn; give a proper one"
+            )
+        with _without_compilation():
+            drawn = pymc.draw(self._unconstrained(), draws=num_draws, random_seed=_seed(generator))
+        return torch.cat([_tensor(x).reshape(num_draws, -1) for x in drawn], -1).to(torch.float64)
+
+    def predictive(
+        self,
+        u: Tensor,
+        generator: torch.Generator,
+        redraw: Collection[str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Tensor]:
+        """Draw data at each vector, ``(n, *shape)`` by variable, with other values of ``pymc.Data`` by name."""
+        import pymc
+        import xarray as xr
+
+        if args:
+            raise SettingsError("a PyMC model has no arguments; give new values of its pymc.Data by name")
+        model, given = self.model, self.values(u)
+        names = [rv.name for rv in model.observed_RVs] + list(redraw)
+        names += [x.name for x in model.deterministics] if kwargs else []
+        posterior = xr.Dataset(
+            {
+                name: (["chain", "draw", *(f"{name}_dim_{i}" for i in range(x.dim() - 1))], x.numpy()[None])
+                for name, x in given.items()
+                if name not in redraw
+            }
+        )
+        settings = {"random_seed": _seed(generator), "progressbar": False, "return_inferencedata": False}
+        if "freeze_vars" in signature(pymc.sample_posterior_predictive).parameters:
+            settings["freeze_vars"] = list(posterior.data_vars)
+        with self._with_data(kwargs), _without_messages():
+            try:
+                found = pymc.sample_posterior_predictive(posterior, model=model, var_names=names, **settings)
+            except Exception as error:
+                raise ModelError(f"PyMC cannot draw data of the model: {words_of(error)}") from error
+        return {name: _tensor(x)[0] for name, x in found.items()}
+
+    @contextmanager
+    def _with_data(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Set values of ``pymc.Data`` for a time."""
+        import pymc
+
+        known = {x.name: x for x in self.model.data_vars}
+        for name in values:
+            if name not in known:
+                raise unknown_name("pymc.Data", name, list(known))
+        before = {name: known[name].get_value() for name in values}
+        labels = {name: tuple(x) for name, x in self.model.coords.items() if x is not None}
+        # A dimension of another length has numbers as labels.
+        others = {
+            dim: np.arange(np.shape(values[name])[i])
+            for name in values
+            for i, dim in enumerate(self.model.named_vars_to_dims.get(name, ()))
+            if dim in labels and np.shape(values[name])[i] != len(labels[dim])
+        }
+        with self.model:
+            pymc.set_data({name: np.asarray(x) for name, x in values.items()}, coords=others)
+            try:
+                yield
+            finally:
+                pymc.set_data(before, coords={dim: labels[dim] for dim in others})
+
+
+def _without_compilation() -> Any:
+    """Return a context in which PyTensor interprets graphs: for what is computed once."""
+    import pytensor
+
+    return pytensor.config.change_flags(mode="FAST_COMPILE")
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Let PyMC say nothing of what it draws."""
+    logger = logging.getLogger("pymc")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _of_bambi(model: Any) -> Any:
+    """Return the PyMC model of a Bambi model, and any other as it is."""
+    if type(model).__module__.split(".")[0] != "bambi":
+        return model
+    if not model.built:
+        model.build()
+    return model.backend.model
+
+
+def _name_of(rv: Any) -> str:
+    """Return the name of a random variable's distribution in small letters, such as ``"halfflat"``."""
+    return str(getattr(rv.owner.op, "name", None) or type(rv.owner.op).__name__).lower()
+
+
+def _refuse(model: Any) -> None:
+    """Raise a typed error for models that are no target."""
+    from pytensor.graph.traversal import ancestors
+
+    if not model.free_RVs:
+        raise ModelError("the model has no continuous latent variable, so there is nothing to sample")
+    for rv in model.free_RVs:
+        if rv.dtype.startswith(("int", "uint", "bool")):
+            raise UnsupportedSiteError(
+                f"{rv.name!r} is discrete and not observed; sum it out, as by pymc_extras.marginalize, or write a "
+                "mixture, such as pymc.Mixture"
+            )
+    for rv in model.observed_RVs:
+        kinds = {type(x.owner.op).__name__ for x in ancestors([rv, model.rvs_to_values[rv]]) if x.owner is not None}
+        if any("Minibatch" in kind for kind in kinds):
+            raise UnsupportedSiteError(
+                f"observed variable {rv.name!r} is a minibatch, or has a total_size; observe all of the data"
+            )
+        if any("Simulator" in kind for kind in kinds):
+            raise UnsupportedSiteError(
+                f"observed variable {rv.name!r} is a simulator, which has no density; learn it, by "
+                "bayeskit.workflows.learn_likelihood"
+            )
+
+
+def _seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
+
+
+def _tensor(x: Any) -> Tensor:
+    array = np.array(getattr(x, "data", x) if np.ma.isMaskedArray(x) else x)
+    return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array)
