@@ -554,8 +554,8 @@ class LeftOut:
         each = self.log_likelihood(u)
         times = self.counts.expand_as(each).scatter_add(1, index, -torch.ones_like(index, dtype=each.dtype))
         # A likelihood of zero does not count where its datum is left out.
-        rest = torch.where(times == 0, 0.0, times * each).sum(1) + self._observations.log_of_kept(u)
-        return self.target.log_prior(u).to(each.dtype) + rest, each.gather(1, index).squeeze(1)
+        rest = torch.where(times == 0, 0.0, times * each).sum(1)
+        return self._observations.log_of_others(u) + rest, each.gather(1, index).squeeze(1)
 
 
 def _coded(labels: np.ndarray) -> tuple[tuple[Any, ...], Tensor]:

@@ -41,21 +41,25 @@ def _found(named: str, path: str) -> str | None:
     )
 
 
-def load_library(name: str, sources: Mapping[str, str], flags: Sequence[str]) -> ctypes.CDLL:
+def load_library(
+    name: str, sources: Mapping[str, str], flags: Sequence[str], linked: Sequence[str] = ()
+) -> ctypes.CDLL:
     """Load the library of C++ sources, the first of which is compiled; an earlier process may have done it.
 
-    Raise ``OSError`` without a compiler, or if no folder can hold the library, and ``subprocess.SubprocessError`` if
+    Libraries that it needs are ``linked``. Raise ``OSError`` without a compiler, or if no folder can hold the library, and ``subprocess.SubprocessError`` if
     the compiler fails.
     """
     chosen = compiler()
     if chosen is None:
         raise OSError("no C++ compiler was found; install g++ or clang++")
-    identity = _identity(chosen, sources, flags)
+    identity = _identity(chosen, sources, (*flags, *linked))
     problem = OSError("no folder can hold it")
     for folder in own_folders():
         try:
             make_private(folder)  # code of other users is not run
-            path = _kept(folder, f"{name}_{identity}") or _made(folder, f"{name}_{identity}", chosen, sources, flags)
+            path = _kept(folder, f"{name}_{identity}") or _made(
+                folder, f"{name}_{identity}", chosen, sources, flags, linked
+            )
             return ctypes.CDLL(str(path))
         except OSError as error:  # the folder may be read-only, full, or not for code
             problem = error
@@ -135,13 +139,15 @@ def _kept(folder: Path, stem: str) -> Path | None:
     return None
 
 
-def _made(folder: Path, stem: str, chosen: str, sources: Mapping[str, str], flags: Sequence[str]) -> Path:
+def _made(
+    folder: Path, stem: str, chosen: str, sources: Mapping[str, str], flags: Sequence[str], linked: Sequence[str]
+) -> Path:
     """Compile the library into a folder, under a name with the hash of its content."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for file, text in sources.items():
             (Path(scratch) / file).write_text(text, encoding="utf-8")
         made = Path(scratch) / "library.so"
-        _compile([chosen, *flags, str(Path(scratch) / next(iter(sources))), "-o", str(made)])
+        _compile([chosen, *flags, str(Path(scratch) / next(iter(sources))), *linked, "-o", str(made)])
         made.chmod(0o700)
         path = made.replace(folder / f"{stem}_{_digest(made.read_bytes())}.so")
     _forget_the_oldest(folder, stem.partition("_")[0])

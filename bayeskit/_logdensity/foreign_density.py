@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayeskit._compiler import Compile, Cost, is_traced
 from bayeskit._core.evaluation import Evaluation, Evaluator
-from bayeskit._logdensity.pyro_density import Site
+from bayeskit._logdensity.pyro_density import NO_DATA, Site
 
 
 class ForeignFunctions(Protocol):
@@ -35,6 +35,8 @@ class ForeignDensity(ABC):
 
     #: Name of the package, for messages.
     package: str
+    #: Whether prior and likelihood are known apart, and vectors are drawn from the prior.
+    is_split, draws_prior = True, True
     dtype = torch.float64
     device = torch.device("cpu")
 
@@ -55,6 +57,8 @@ class ForeignDensity(ABC):
         #: Sites whose prior has no integral.
         self.improper_sites = improper_sites
         self.observed_sites = tuple(observed)
+        #: Why the log likelihood of single observations is not known, if it is not.
+        self.no_pointwise = "" if observed else NO_DATA
         #: Which data of a site count, of the sites of which a mask leaves some out.
         self.counted: dict[str, Tensor] = {}
         #: Terms of the likelihood that are no data.
@@ -150,9 +154,11 @@ class ForeignDensity(ABC):
 class _Joint(torch.autograd.Function):
     """Log prior and log likelihood of another package, for automatic differentiation."""
 
+    generate_vmap_rule = False
+
     @staticmethod
     def forward(u: Tensor, density: ForeignDensity) -> tuple[Tensor, Tensor]:
-        rows = u.detach().reshape(-1, density.dim)
+        rows = u.reshape(-1, density.dim)
         one = torch.ones_like(rows[:, 0])
         log_prior, log_likelihood, _ = density.functions.weighted(rows, one, one)
         return log_prior.reshape(u.shape[:-1]), log_likelihood.reshape(u.shape[:-1])
@@ -165,6 +171,42 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, prior: Tensor, likelihood: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (u,) = ctx.saved_tensors
-        rows = u.detach().reshape(-1, ctx.density.dim)
+        return _Slope.apply(u, prior, likelihood, ctx.density), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], u: Tensor, density: ForeignDensity) -> tuple[Any, Any]:
+        return _Joint.apply(u.movedim(in_dims[0] or 0, 0), density), (0, 0)
+
+
+class _Slope(torch.autograd.Function):
+    """The gradient of log prior and log likelihood with weights; the other package has no second derivatives."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(u: Tensor, prior: Tensor, likelihood: Tensor, density: ForeignDensity) -> Tensor:
         weights = (x.expand(u.shape[:-1]).reshape(-1) for x in (prior, likelihood))
-        return ctx.density.functions.weighted(rows, *weights)[2].reshape(u.shape), None
+        return density.functions.weighted(u.reshape(-1, density.dim), *weights)[2].reshape(u.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.package = inputs[3].package
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        raise RuntimeError(f"a log density of {ctx.package} has no second derivatives")
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        u: Tensor,
+        prior: Tensor,
+        likelihood: Tensor,
+        density: ForeignDensity,
+    ) -> tuple[Any, Any]:
+        rows, *weights = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip((u, prior, likelihood), in_dims[:3], strict=True)
+        )
+        return _Slope.apply(rows, *weights, density), 0

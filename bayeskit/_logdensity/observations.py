@@ -41,8 +41,10 @@ class Observations:
         self._target, self._plate = target, plate
         self._factors, self._model, self.kept = _factors(target, keep_factors)
         density = target.density
-        if isinstance(density, MODELS) and not density.observed_sites:
+        if isinstance(density, PyroDensity) and not density.observed_sites:
             raise ModelError(NO_DATA)
+        if isinstance(density, ForeignDensity) and density.no_pointwise:
+            raise ModelError(density.no_pointwise)
         self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
         generator = new_generator(0, stream="probes of the likelihood")
         probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
@@ -53,12 +55,19 @@ class Observations:
         # Number of observations per term, (n,), float64: equal observations, such as sites of one alignment pattern,
         # can share a term.
         self.counts = torch.cat(list(counts.values()))
-        total = _together(terms) @ self.counts + self.log_of_kept(probe)
-        check_terms_add_up(total, target.log_likelihood(probe), SITE_REMEDY)
+        if target.is_split:
+            total = _together(terms) @ self.counts + self.log_of_kept(probe)
+            check_terms_add_up(total, target.log_likelihood(probe), SITE_REMEDY)
 
     def log_likelihood(self, u: Tensor) -> Tensor:
         """Return the log likelihood of one observation of each term, ``(m, d) -> (m, n)``, float64."""
         return _together(self._evaluate(u)[0])
+
+    def log_of_others(self, u: Tensor) -> Tensor:
+        """Return the log density without any data, ``(m, d) -> (m,)``, float64."""
+        if self._target.is_split:
+            return self._target.log_prior(u).to(torch.float64) + self.log_of_kept(u)
+        return self._target.log_density(u).to(torch.float64) - self.log_likelihood(u) @ self.counts
 
     def log_of_kept(self, u: Tensor) -> Tensor:
         """Return the sum of the factors that are no data, ``(m, d) -> (m,)``, float64."""

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
@@ -511,6 +512,52 @@ class Target:
 
         return cls(PyMCDensity(model), compile=False, batched=True)
 
+    @classmethod
+    def from_stan(
+        cls, program: str | Path, data: Any, *, prior: str | Path | Mapping[str, Any] | None = None
+    ) -> Target:
+        """Make a target from a Stan program and its data.
+
+        The program is translated and compiled as Stan does it, with all constants of its densities; rows of vectors are
+        evaluated in one call. Transformed parameters are deterministic sites, ``log_lik`` is the log likelihood of the
+        observations, and other generated quantities are predictions.
+
+        A program does not tell its prior from its likelihood. Without ``prior``, :attr:`is_split` is false, and methods
+        that need the prior by itself refuse the target by name.
+
+        Parameters
+        ----------
+        program : str or Path
+            The program, or the path of a file ``.stan``.
+        data : mapping or path
+            Data by name, or the path of a file of JSON.
+        prior : str, Path or mapping, optional
+            A program with the same parameters whose density is the prior, or data by which the same program becomes it,
+            such as ``{"prior_only": 1}`` in programs of brms.
+
+        Returns
+        -------
+        Target
+            It has no draws from the prior.
+
+        Raises
+        ------
+        ModelError
+            If Stan or the C++ compiler refuses the program, or the prior has other parameters.
+        DataError
+            If the program refuses its data, or these hold NaN.
+        ImportError
+            If Stan's compiler and headers, which PyStan brings, are not installed.
+
+        Warns
+        -----
+        AccuracyWarning
+            If the program rejects some points.
+        """
+        from bayeskit._logdensity.stan_density import StanDensity
+
+        return cls(StanDensity(program, data, prior), compile=False, batched=True)
+
     # -- evaluating -------------------------------------------------------------------------
 
     @property
@@ -1000,7 +1047,8 @@ class Target:
     @property
     def can_sample_prior(self) -> bool:
         """Whether :meth:`sample_prior` works."""
-        drawn = isinstance(self.density, MODELS) or self._sample_prior is not None
+        foreign = isinstance(self.density, ForeignDensity) and self.density.draws_prior
+        drawn = foreign or isinstance(self.density, PyroDensity) or self._sample_prior is not None
         return drawn and not getattr(self.density, "improper_sites", ())
 
     def constrain(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
