@@ -46,8 +46,8 @@ def load_library(
 ) -> ctypes.CDLL:
     """Load the library of C++ sources, the first of which is compiled; an earlier process may have done it.
 
-    Libraries that it needs are ``linked``. Raise ``OSError`` without a compiler, or if no folder can hold the library, and ``subprocess.SubprocessError`` if
-    the compiler fails.
+    Libraries that it needs are ``linked``. Raise ``OSError`` without a compiler, or if no folder can hold the library,
+    and ``subprocess.SubprocessError`` if the compiler fails.
     """
     chosen = compiler()
     if chosen is None:
