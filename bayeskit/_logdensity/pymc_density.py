@@ -198,7 +198,11 @@ class PyMCDensity(ForeignDensity):
                 if name not in redraw
             }
         )
-        settings = {"random_seed": _seed(generator), "progressbar": False, "return_inferencedata": False}
+        settings: dict[str, Any] = {
+            "random_seed": _seed(generator),
+            "progressbar": False,
+            "return_inferencedata": False,
+        }
         if "freeze_vars" in signature(pymc.sample_posterior_predictive).parameters:
             settings["freeze_vars"] = list(posterior.data_vars)
         with self._with_data(kwargs), _without_messages():
