@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,10 +12,8 @@ from torch.utils import dlpack
 
 from bayeskit._core.evaluation import Evaluation, Integrator
 
-#: A function is compiled for numbers of rows that are powers of two, up to this one.
-_MOST_ROWS = 1024
-#: So many calls take a function that is compiled for more rows, at most so many times as many.
-_FEW_CALLS, _LARGER = 32, 16
+#: Numbers of rows that functions are compiled for; a call with another number takes the next one.
+_SIZES = (4, 16, 64, 256, 1024)
 #: Steps of a path are counted by an array of at least this length, so that few lengths are compiled.
 _STEPS = 64
 
@@ -52,8 +49,6 @@ class JaxFunction:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._compiled: Any = None
-        self._sizes = set[int]()  # numbers of rows for which it is compiled
-        self._few = Counter[int]()  # calls for other numbers
 
     def __call__(self, *rows: Tensor) -> Any:
         """Return the results for all rows, ``(n, ...)`` each, as tensors."""
@@ -62,31 +57,21 @@ class JaxFunction:
         if self._compiled is None:
             self._compiled = jax.jit(jax.vmap(self.function))
         with double_precision():
-            if len(rows[0]) <= _MOST_ROWS:
+            if len(rows[0]) <= _SIZES[-1]:
                 return self._of_some(rows)
-            parts = [self._of_some(each) for each in zip(*(x.split(_MOST_ROWS) for x in rows), strict=True)]
+            parts = [self._of_some(each) for each in zip(*(x.split(_SIZES[-1]) for x in rows), strict=True)]
             return jax.tree.map(lambda *each: torch.cat(each), *parts)
 
     def _of_some(self, rows: tuple[Tensor, ...]) -> Any:
         count = len(rows[0])
-        size = self._size(count)
+        # By the count alone: a row's last digits depend on the size.
+        size = next(size for size in _SIZES if count <= size)
         if size > count:
             rows = tuple(_padded(x, size) for x in rows)
         return _as_torch(self._compiled(*(x.numpy() for x in rows)), count)
 
-    def _size(self, count: int) -> int:
-        """Return for how many rows a call is compiled: few calls take what there is for more rows."""
-        size = 1 << max(0, count - 1).bit_length()
-        if size not in self._sizes:
-            self._few[size] += 1
-            larger = [other for other in self._sizes if size < other <= _LARGER * size]
-            if larger and self._few[size] <= _FEW_CALLS:
-                return min(larger)
-            self._sizes.add(size)
-        return size
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_compiled": None, "_sizes": set(), "_few": Counter()}
+        return self.__dict__ | {"_compiled": None}
 
 
 def _padded(x: Tensor, size: int) -> Tensor:

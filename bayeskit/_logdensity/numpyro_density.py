@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from inspect import signature
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,6 +27,9 @@ from bayeskit.errors import (
     ShapeError,
     UnsupportedSiteError,
 )
+
+#: Draws of discrete sites that show whether a latent site depends on them.
+_DRAWS = 8
 
 
 class NumPyroDensity(ForeignDensity):
@@ -63,6 +68,12 @@ class NumPyroDensity(ForeignDensity):
         self.factor_sites = factors
         self.counted = {name: x for name, x in counted.items() if x is not None}
         self._max_plate_nesting = max((-f.dim for x in sites for f in x["cond_indep_stack"]), default=0)
+        if self.summed_sites:
+            self._refuse_dependent_sites()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Arrays of JAX in the model would be read again in single precision elsewhere.
+        return _restored, (cloudpickle.dumps(self.__getstate__()),)
 
     # -- the model --------------------------------------------------------------------------
 
@@ -71,47 +82,74 @@ class NumPyroDensity(ForeignDensity):
         import jax
         from numpyro import handlers
 
+        drawn = handlers.substitute(self.model, substitute_fn=_improper)
+
+        def run() -> dict[str, Any]:
+            trace = handlers.trace(handlers.seed(drawn, jax.random.PRNGKey(seed)))
+            return dict(trace.get_trace(*self.args, **self.kwargs))
+
         try:
-            return handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(seed))).get_trace(
-                *self.args, **self.kwargs
-            )
+            return run()
         except BayeskitError:
             raise
         except Exception as error:
-            raise ModelError(f"running the NumPyro model once failed: {words_of(error)}") from error
+            remedy = ""
+            with suppress(Exception), jax.enable_x64(False):
+                run()
+                remedy = (
+                    ". It runs in single precision, but not in double, in which densities are computed: write "
+                    "dtype=int and dtype=float for numbers of 32 bits, such as jnp.int32"
+                )
+            raise ModelError(f"running the NumPyro model once failed: {words_of(error)}{remedy}") from error
 
-    def _at(self, u: Any) -> Callable[..., Any]:
-        """Return the model at an unconstrained vector ``(d,)``; log Jacobians are factors."""
+    def _parts(self, u: Any) -> dict[str, Any]:
+        return {s.name: u[s.start : s.stop].reshape(s.unconstrained_shape) for s in self.sites}
+
+    def _at(self, u: Any, seed: int = 0) -> Callable[..., Any]:
+        """Return the model at an unconstrained vector ``(d,)``; what is drawn there depends on a seed."""
         from numpyro import handlers
 
-        parts = {s.name: u[s.start : s.stop].reshape(s.unconstrained_shape) for s in self.sites}
-        return handlers.seed(handlers.substitute(self.model, substitute_fn=partial(_constrained, parts)), 0)
+        return handlers.seed(handlers.substitute(self.model, substitute_fn=partial(_constrained, self._parts(u))), seed)
 
-    def _trace(self, u: Any) -> dict[str, Any]:
+    def _trace(self, u: Any, seed: int = 0) -> dict[str, Any]:
         from numpyro import handlers
 
-        return handlers.trace(self._at(u)).get_trace(*self.args, **self.kwargs)
+        return handlers.trace(self._at(u, seed)).get_trace(*self.args, **self.kwargs)
 
     def _joint(self, u: Any) -> tuple[Any, Any]:
         """Return log prior and log likelihood of one vector, within JAX."""
-        if self.summed_sites:
-            return self._summed(u)
         trace = self._trace(u)
-        log_prior = self._log_prior(trace)
-        return log_prior, sum((_log_prob(trace[n]).sum() for n in (*self.observed_sites, *self.factor_sites)), 0.0)
+        of_values, jacobian = self._of_values(trace), _log_jacobian(trace, self._parts(u))
+        if self.summed_sites:
+            return of_values + jacobian, self._summed(u) - of_values
+        observed = (_log_prob(trace[n]).sum() for n in (*self.observed_sites, *self.factor_sites))
+        return of_values + jacobian, sum(observed, 0.0)
 
-    def _log_prior(self, trace: Mapping[str, Any]) -> Any:
-        return sum(_log_prob(trace[site.name]).sum() for site in self.sites) + _log_jacobian(trace)
+    def _of_values(self, trace: Mapping[str, Any]) -> Any:
+        """Return the log prior density of the values of the sites."""
+        return sum(_log_prob(trace[site.name]).sum() for site in self.sites)
 
-    def _summed(self, u: Any) -> tuple[Any, Any]:
-        """Return the same with discrete sites summed out by funsor."""
+    def _summed(self, u: Any) -> Any:
+        """Return the log density of values and data, with discrete sites summed out by funsor."""
         from numpyro.contrib.funsor import config_enumerate, enum
         from numpyro.contrib.funsor.infer_util import log_density
 
         model = enum(config_enumerate(self._at(u)), -self._max_plate_nesting - 1)
-        both, trace = log_density(model, self.args, self.kwargs, {})
-        log_prior = self._log_prior(trace)
-        return log_prior, both - log_prior
+        return log_density(model, self.args, self.kwargs, {})[0]
+
+    def _refuse_dependent_sites(self) -> None:
+        """Raise ``UnsupportedSiteError`` if a latent site depends on one that is summed out."""
+        from jax import numpy as jnp
+
+        with double_precision():
+            traces = [self._trace(jnp.linspace(-0.5, 0.5, self.dim), seed) for seed in range(_DRAWS)]
+            of_sites = [[float(_log_prob(trace[site.name]).sum()) for trace in traces] for site in self.sites]
+        for site, found in zip(self.sites, of_sites, strict=True):
+            if max(found) - min(found) > 1e-9 * (1 + abs(found[0])):
+                raise UnsupportedSiteError(
+                    f"site {site.name!r} depends on {', '.join(map(repr, self.summed_sites))}, which is summed out, so "
+                    "that it has no prior of its own; let data alone depend on discrete sites"
+                )
 
     @cached_property
     def functions(self) -> JaxDensity:
@@ -135,7 +173,7 @@ class NumPyroDensity(ForeignDensity):
 
     @cached_property
     def _log_jacobian(self) -> JaxFunction:
-        return JaxFunction(lambda u: _log_jacobian(self._trace(u)))
+        return JaxFunction(lambda u: _log_jacobian(self._trace(u), self._parts(u)))
 
     def log_jacobian(self, u: Tensor) -> Tensor:
         """Return log |d constrained / d unconstrained|, ``(n,)``."""
@@ -191,6 +229,7 @@ class NumPyroDensity(ForeignDensity):
         kwargs: Mapping[str, Any],
     ) -> dict[str, Tensor]:
         """Draw data at each vector, ``(n, *shape)`` by site, for other arguments where there are any."""
+        import jax
         from jax.random import PRNGKey
         from numpyro import handlers
 
@@ -198,16 +237,12 @@ class NumPyroDensity(ForeignDensity):
         args, kwargs = (_converted(args), _converted(dict(kwargs))) if other else (self.args, self.kwargs)
         given = {name: x for name, x in self.values(u).items() if name not in redraw}
 
-        def of_one(seed: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        def run(seed: Any, given: Mapping[str, Any]) -> dict[str, Any]:
             model = handlers.seed(_Unobserved(handlers.substitute(self.model, data=given)), PRNGKey(seed))
-            trace = handlers.trace(model).get_trace(*args, **kwargs)
-            for site in self.sites:
-                shape = trace[site.name]["fn"].shape() if site.name in trace and site.name in given else site.shape
-                if shape != site.shape:
-                    raise ShapeError(
-                        f"with these arguments site {site.name!r} has shape {tuple(shape)}, and its draws have "
-                        f"{tuple(site.shape)}; pass redraw=[{site.name!r}] to draw it anew"
-                    )
+            return handlers.trace(model).get_trace(*args, **kwargs)
+
+        def of_one(seed: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+            trace = run(seed, given)
             drawn = ("sample", "deterministic") if other else ("sample",)
             return {
                 name: x["value"]
@@ -217,10 +252,21 @@ class NumPyroDensity(ForeignDensity):
 
         names = list(given)
 
+        def shapes(seed: Any) -> dict[str, Any]:
+            return {name: x["value"] for name, x in run(seed, {}).items() if name in given}
+
         def of_rows(seed: Any, *each: Any) -> dict[str, Any]:
             return of_one(seed, dict(zip(names, each, strict=True)))
 
         try:
+            with double_precision():
+                found = {name: x.shape for name, x in jax.eval_shape(shapes, 0).items()} if other else {}
+            for site in self.sites:
+                if (shape := found.get(site.name, site.shape)) != site.shape:
+                    raise ShapeError(
+                        f"with these arguments site {site.name!r} has shape {tuple(shape)}, and its draws have "
+                        f"{tuple(site.shape)}; pass redraw=[{site.name!r}] to draw it anew"
+                    )
             return JaxFunction(of_rows)(seeds(len(u), generator), *given.values())
         except BayeskitError:
             raise
@@ -263,13 +309,19 @@ class NumPyroDensity(ForeignDensity):
         return {name: _tensor(x) for name, x in given.items() if hasattr(x, "shape") and hasattr(x, "dtype")}
 
 
+def _restored(state: bytes) -> NumPyroDensity:
+    """Return a density in another process."""
+    density = object.__new__(NumPyroDensity)
+    with double_precision():
+        density.__dict__ |= cloudpickle.loads(state)
+    return density
+
+
 # Sites of NumPyro.
 
 
 def _constrained(parts: Mapping[str, Any], site: Mapping[str, Any]) -> Any:
-    """Return the value of a latent site at its unconstrained part; its log Jacobian becomes a factor."""
-    import numpyro
-    from jax import numpy as jnp
+    """Return the value of a latent site at its unconstrained part."""
     from numpyro.distributions import biject_to
 
     if site["type"] != "sample" or site["name"] not in parts:
@@ -279,16 +331,28 @@ def _constrained(parts: Mapping[str, Any], site: Mapping[str, Any]) -> Any:
     step = site["infer"].get("_scan_current_index")
     if step is not None and part.ndim > len(fn.shape()) - transform.codomain.event_dim + transform.domain.event_dim:
         part = part[step]  # of a loop over time, which takes its elements one by one
-    value = transform(part)
-    numpyro.factor(site["name"] + _JACOBIAN, jnp.sum(transform.log_abs_det_jacobian(part, value)))
-    return value
+    return transform(part)
 
 
-_JACOBIAN = "/log_jacobian"
+def _improper(site: Mapping[str, Any]) -> Any:
+    """Return a value of a latent site that cannot be drawn."""
+    from jax import numpy as jnp
+    from numpyro.distributions import biject_to
+
+    if site["type"] != "sample" or site["is_observed"] or type(_base(site["fn"])).__name__ != "ImproperUniform":
+        return None
+    transform = biject_to(site["fn"].support)
+    return transform(jnp.zeros(transform.inverse_shape(site["fn"].shape())))
 
 
-def _log_jacobian(trace: Mapping[str, Any]) -> Any:
-    return sum((_log_prob(x).sum() for name, x in trace.items() if name.endswith(_JACOBIAN)), 0.0)
+def _log_jacobian(trace: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
+    """Return the sum of the log Jacobians of the latent sites."""
+    from numpyro.distributions import biject_to
+
+    return sum(
+        biject_to(trace[name]["fn"].support).log_abs_det_jacobian(part, trace[name]["value"]).sum()
+        for name, part in parts.items()
+    )
 
 
 def _log_prob(site: Mapping[str, Any]) -> Any:
@@ -358,7 +422,8 @@ def _shapes(site: Mapping[str, Any]) -> tuple[torch.Size, torch.Size]:
 
 def _counted(site: Mapping[str, Any]) -> Tensor | None:
     """Return which data of a site a mask keeps, ``(*batch)``; None if it keeps all."""
-    mask, fn = np.ones(np.shape(site["fn"].log_prob(site["value"])), dtype=bool), site["fn"]
+    fn = site["fn"]
+    mask = np.ones(fn.batch_shape, dtype=bool)
     while hasattr(fn, "base_dist"):
         if type(fn).__name__ == "MaskedDistribution":
             mask = mask & np.asarray(fn._mask, dtype=bool)
@@ -382,26 +447,30 @@ def _tensor(x: Any) -> Tensor:
 
 
 def _converted(data: Any) -> Any:
-    """Return arguments with tensors and arrays as arrays of JAX, real numbers in double precision."""
+    """Return arguments with tensors as arrays, and real numbers in double precision."""
     import jax
     from jax import numpy as jnp
 
+    single = False
+
     def of(x: Any) -> Any:
-        array = x.numpy(force=True) if isinstance(x, Tensor) else x
-        if not hasattr(array, "dtype") or not hasattr(array, "__array__"):
+        nonlocal single
+        x = x.numpy(force=True) if isinstance(x, Tensor) else x
+        if not isinstance(x, np.ndarray | jax.Array) or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return x
-        array = np.asarray(array)
-        if array.dtype == np.float32:
-            warn_user(
-                "a number among the arguments has single precision, and is computed with in double precision; what "
-                "rounding has taken from it is lost: pass arrays of float64",
-                PrecisionWarning,
-            )
-            array = array.astype(np.float64)
-        return jnp.asarray(array) if array.dtype.kind in "biuf" else x
+        single = single or x.dtype == np.float32
+        dtype = {"f": np.float64, "i": np.int64}.get(x.dtype.kind, x.dtype)
+        return x.astype(dtype) if isinstance(x, np.ndarray) else jnp.asarray(x, dtype)
 
     with double_precision():
-        return jax.tree.map(of, data)
+        found = jax.tree.map(of, data)
+    if single:
+        warn_user(
+            "a number among the arguments has single precision, and is computed with in double precision; what "
+            "rounding has taken from it is lost: pass arrays of float64",
+            PrecisionWarning,
+        )
+    return found
 
 
 def _check_data(data: Mapping[str, Tensor]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ from torch import Tensor
 
 from bayeskit._core.functions_of_users import words_of
 from bayeskit._core.inputs import unknown_name
+from bayeskit._core.progress import progress_bar
 from bayeskit._logdensity.foreign_density import ForeignDensity
-from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction
+from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction, double_precision
 from bayeskit._logdensity.pyro_density import Site
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
-_FLAT = ("flat", "halfflat")
+_FLAT = ("FlatRV", "HalfFlatRV")
 
 
 class PyMCDensity(ForeignDensity):
@@ -51,7 +51,7 @@ class PyMCDensity(ForeignDensity):
         sizes |= {x.name: x.ndim for x in model.deterministics}
         dimensions = {n: tuple(named.get(n, (None,) * size)) for n, size in sizes.items()}
         labels = {name: tuple(x) for name, x in model.coords.items() if x is not None}
-        flat = tuple(rv.name for rv in free if _name_of(rv) in _FLAT)
+        flat = tuple(rv.name for rv in free if type(rv.owner.op).__name__ in _FLAT)
         super().__init__(tuple(layout), data, constant, dimensions, labels, flat)
         self.factor_sites = tuple(x.name for x in model.potentials)
 
@@ -62,11 +62,9 @@ class PyMCDensity(ForeignDensity):
 
     def _translated(self, outputs: Sequence[Any], inputs: Sequence[Any] | None = None) -> Callable[..., Any]:
         """Return the function of JAX from the parts of a vector, or other inputs, to the outputs of a graph."""
-        from pymc.sampling.jax import get_jaxified_graph
-
         given = self._values_of_model() if inputs is None else list(inputs)
         try:
-            return get_jaxified_graph(inputs=given, outputs=list(outputs))
+            return _in_jax(given, outputs)
         except NotImplementedError as error:
             raise ModelError(
                 f"PyTensor cannot translate the model to JAX ({words_of(error)}); write its operation with those of "
@@ -183,34 +181,19 @@ class PyMCDensity(ForeignDensity):
         kwargs: Mapping[str, Any],
     ) -> dict[str, Tensor]:
         """Draw data at each vector, ``(n, *shape)`` by variable, with other values of ``pymc.Data`` by name."""
-        import pymc
-        import xarray as xr
-
         if args:
             raise SettingsError("a PyMC model has no arguments; give new values of its pymc.Data by name")
         model, given = self.model, self.values(u)
-        names = [rv.name for rv in model.observed_RVs] + list(redraw)
-        names += [x.name for x in model.deterministics] if kwargs else []
-        posterior = xr.Dataset(
-            {
-                name: (["chain", "draw", *(f"{name}_dim_{i}" for i in range(x.dim() - 1))], x.numpy()[None])
-                for name, x in given.items()
-                if name not in redraw
-            }
-        )
-        settings: dict[str, Any] = {
-            "random_seed": _seed(generator),
-            "progressbar": False,
-            "return_inferencedata": False,
-        }
-        if "freeze_vars" in signature(pymc.sample_posterior_predictive).parameters:
-            settings["freeze_vars"] = list(posterior.data_vars)
-        with self._with_data(kwargs), _without_messages():
+        fixed = [rv for rv in model.free_RVs if rv.name not in redraw]
+        drawn = [*model.observed_RVs, *(rv for rv in model.free_RVs if rv.name in redraw)]
+        drawn += model.deterministics if kwargs else []
+        values = [given[rv.name].numpy().astype(rv.dtype) for rv in fixed]
+        with self._with_data(kwargs), _without_compilation():
             try:
-                found = pymc.sample_posterior_predictive(posterior, model=model, var_names=names, **settings)
+                found = _drawn(len(u), fixed, values, drawn, _seed(generator))
             except Exception as error:
                 raise ModelError(f"PyMC cannot draw data of the model: {words_of(error)}") from error
-        return {name: _tensor(x)[0] for name, x in found.items()}
+        return {rv.name: _tensor(x) for rv, x in zip(drawn, found, strict=True)}
 
     @contextmanager
     def _with_data(self, values: Mapping[str, Any]) -> Iterator[None]:
@@ -238,23 +221,58 @@ class PyMCDensity(ForeignDensity):
                 pymc.set_data(before, coords={dim: labels[dim] for dim in others})
 
 
-def _without_compilation() -> Any:
-    """Return a context in which PyTensor interprets graphs: for what is computed once."""
-    import pytensor
+def _in_jax(inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., Any]:
+    """Return the function of JAX that computes a graph, with shared variables at their present values."""
+    import pytensor.tensor as pt
+    from pytensor.compile import get_mode
+    from pytensor.compile.sharedvalue import SharedVariable
+    from pytensor.graph.fg import FunctionGraph
+    from pytensor.graph.replace import clone_replace
+    from pytensor.graph.traversal import ancestors
+    from pytensor.link.jax.dispatch import jax_funcify
 
-    return pytensor.config.change_flags(mode="FAST_COMPILE")
+    shared: dict[Any, Any] = {
+        x: pt.constant(x.get_value()) for x in ancestors(outputs) if isinstance(x, SharedVariable)
+    }
+    graph = FunctionGraph(inputs=list(inputs), outputs=clone_replace(list(outputs), shared), clone=True)
+    # Constants become arrays of JAX here.
+    with double_precision(), _without_warnings():
+        get_mode("JAX").optimizer.rewrite(graph)
+        return jax_funcify(graph)
 
 
 @contextmanager
-def _without_messages() -> Iterator[None]:
-    """Let PyMC say nothing of what it draws."""
-    logger = logging.getLogger("pymc")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
+def _without_warnings() -> Iterator[None]:
+    """Leave out PyTensor's warnings of what JAX does in another way."""
+    with warnings.catch_warnings():
+        # A parameter outside of its domain has density zero instead of an error.
+        warnings.filterwarnings("ignore", "Skipping Check", UserWarning)
+        warnings.filterwarnings("ignore", "PyTensor could not link to a BLAS", UserWarning)
         yield
-    finally:
-        logger.setLevel(level)
+
+
+@contextmanager
+def _without_compilation() -> Iterator[None]:
+    """Let PyTensor interpret graphs: for what is computed once."""
+    import pytensor
+
+    with pytensor.config.change_flags(mode="FAST_COMPILE"), _without_warnings():
+        yield
+
+
+def _drawn(
+    count: int, fixed: Sequence[Any], values: Sequence[np.ndarray], drawn: Sequence[Any], seed: int
+) -> list[np.ndarray]:
+    """Draw variables at rows of values ``(n, *shape)`` of the ``fixed`` ones, ``(n, *shape)`` each."""
+    from pymc.pytensorf import compile as compile_drawing
+
+    one = compile_drawing(list(fixed), list(drawn), random_seed=seed, on_unused_input="ignore")
+    rows = []
+    with progress_bar("drawing by PyMC", count) as bar:
+        for place in range(count):
+            rows.append(one(*(x[place] for x in values)))
+            bar.update(len(rows))
+    return [np.stack(column) for column in zip(*rows, strict=True)]
 
 
 def _of_bambi(model: Any) -> Any:
@@ -264,11 +282,6 @@ def _of_bambi(model: Any) -> Any:
     if not model.built:
         model.build()
     return model.backend.model
-
-
-def _name_of(rv: Any) -> str:
-    """Return the name of a random variable's distribution in small letters, such as ``"halfflat"``."""
-    return str(getattr(rv.owner.op, "name", None) or type(rv.owner.op).__name__).lower()
 
 
 def _refuse(model: Any) -> None:

@@ -30,6 +30,8 @@ _FLAGS = (*FLAGS, "-std=c++17", "-w", "-DSTAN_THREADS", "-D_REENTRANT", "-DBOOST
 #: Generated quantity with the log likelihood of each observation, as Stan's users call it.
 LOG_LIKELIHOOD = "log_lik"
 _FILE = "program.stan"
+#: Points of a call that are all rejected before a warning says so.
+_SEVERAL = 4
 _NO_LOG_LIKELIHOOD = (
     f"the program has no generated quantity {LOG_LIKELIHOOD!r}; let it give the log likelihood of each observation"
 )
@@ -182,10 +184,12 @@ class _StanModel:
         rejected = self._library.evaluate(self._pointer, *_pointers(u), len(u), *_pointers(value, gradient))
         if rejected < 0:
             raise MemoryError("Stan had too little memory")
-        if rejected and not self._has_warned:
+        # Stan rejects points far away, where numbers overflow, as a matter of course; not all points of a call.
+        if rejected == len(u) >= _SEVERAL and not self._has_warned:
             self._has_warned = True
             warn_user(
-                f"the Stan program rejects some points ({self._said()}), which count as points of density zero",
+                f"the Stan program rejects {rejected} of {len(u)} points, which count as points of density zero: "
+                f"{self._said()}",
                 AccuracyWarning,
             )
         return value, gradient

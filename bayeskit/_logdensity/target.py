@@ -552,7 +552,7 @@ class Target:
         Warns
         -----
         AccuracyWarning
-            If the program rejects some points.
+            If the program rejects all of several points. Rejected points have density zero.
         """
         from bayeskit._logdensity.stan_density import StanDensity
 

@@ -1,0 +1,519 @@
+"""Print what becomes of models of NumPyro, PyMC, Bambi and Stan as targets, beside what these packages compute.
+
+    python benchmarks/foreign_packages.py --models DIR [--data DIR] [--only NAME ...] [--no-evidence]
+
+The folder of `--models` has folders `numpyro`, `pymc`, `bambi` and `stan` with a module for each model. Its `make()`
+returns `(model, args, kwargs)` for NumPyro, the model for PyMC and Bambi, and `(program, data, prior)` for Stan;
+`exact()`, if it is there, the log evidence; `pyro_model()`, if it is there, the same model for Pyro, with the same
+names of sites, and its arguments. The folder of `--data` has `NAME.stan` and `NAME.json` of posteriordb, of which
+`PROGRAMS` are taken. Columns:
+
+    density   largest relative difference of the log density from the package's own function at 100 random points:
+              `compile_logp` of PyMC, the potential function of NumPyro, which sums out discrete sites, and `log_prob`
+              of PyStan, which drops constants, so that differences of differences count
+    Pyro      the same for the Pyro model, at the values of these points
+    LOO       largest difference of ArviZ's estimate for the draws from that for the package's own pointwise log
+              likelihood at the same draws
+    evidence  the verdict on several methods, how many of them are trusted, and whether the verdict is "agreed", with
+              the distance to the exact value in standard errors
+    lost      what the package offers, and the target does not; what neither offers has a line below the row
+
+A failure is a row, or a line below it, with its reason; `!` marks an error that is none of bayeskit's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import arviz as az
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+
+import bayeskit as bk
+from bayeskit.errors import BayeskitError
+
+PROGRAMS = (
+    "arK-arK",
+    "bball_drive_event_0-hmm_drive_0",
+    "eight_schools-eight_schools_noncentered",
+    "garch-garch11",
+    "gp_pois_regr-gp_regr",
+    "hudson_lynx_hare-lotka_volterra",
+    "low_dim_gauss_mix-low_dim_gauss_mix",
+    "sblrc-blr",
+)
+METHODS = (
+    "bridge_sampling",
+    "warp_bridge_sampling",
+    "laplace_importance_sampling",
+    "smc",
+    "nested_sampling",
+    "stepping_stone",
+)
+POINTS = 100
+NESTED_DIM = 30  # nested sampling takes minutes in more dimensions
+Values = Mapping[str, np.ndarray]
+
+
+class Lost(Exception):
+    """What a target gives is not what it should give."""
+
+
+def reason(error: BaseException) -> str:
+    """Return the first words of an error, marked if it is not of bayeskit."""
+    if isinstance(error, Lost):
+        return str(error)
+    mark = "" if isinstance(error, BayeskitError) else "! "
+    return f"{mark}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def flat(values: Tensor | np.ndarray) -> np.ndarray:
+    """Return an array ``(chains * draws, ...)``."""
+    array = np.asarray(values)
+    return array.reshape(-1, *array.shape[2:])
+
+
+# Packages: a target and what the package itself computes.
+
+
+@dataclass
+class Package:
+    """A model of another package."""
+
+    #: Whether the package's own density lacks constants.
+    drops_constants = False
+    #: Features of targets that the package does not offer.
+    absent: tuple[str, ...] = field(default=(), init=False)
+
+    def target(self) -> bk.Target:
+        """Return the target."""
+        raise NotImplementedError
+
+    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
+        """Return the package's own log density, ``(n, d) -> (n,)``."""
+        raise NotImplementedError
+
+    def pointwise(self, draws: Any) -> Values:
+        """Return the package's own log likelihood of each observation, ``(chains, draws, ...)``."""
+        raise NotImplementedError
+
+    def dims(self) -> Mapping[str, Iterable[str]]:
+        """Return the named dimensions of each variable."""
+        return {}
+
+    def deterministic(self) -> Iterable[str]:
+        """Return the names of deterministic variables."""
+        return ()
+
+
+def _double(x: Any) -> Any:
+    return x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x
+
+
+@contextmanager
+def _doubles() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+@dataclass
+class NumPyro(Package):
+    """A NumPyro model."""
+
+    made: tuple[Any, tuple[Any, ...], Mapping[str, Any]]
+
+    def target(self) -> bk.Target:
+        model, args, kwargs = self.made
+        return bk.Target.from_numpyro(model, *args, **kwargs)
+
+    def _given(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        return jax.tree.map(_double, self.made[1:])
+
+    @cached_property
+    def _initialized(self) -> Any:
+        from numpyro.infer.util import initialize_model
+
+        with _doubles():
+            args, kwargs = self._given()
+            return initialize_model(jax.random.PRNGKey(1), self.made[0], model_args=args, model_kwargs=kwargs)
+
+    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
+        potential = self._initialized.potential_fn
+        with _doubles():
+            parts = {
+                s.name: u[:, s.start : s.stop].reshape(-1, *s.unconstrained_shape).numpy() for s in target.sites
+            }
+            return -np.asarray(jax.jit(jax.vmap(potential))(parts))
+
+    def pointwise(self, draws: Any) -> Values:
+        from numpyro.infer import log_likelihood
+
+        with _doubles():
+            args, kwargs = self._given()
+            given = {name: flat(x) for name, x in draws.values(deterministic=False).items()}
+            found = log_likelihood(self.made[0], given, *args, parallel=True, **kwargs)
+        shape = draws.unconstrained.shape[:2]
+        return {name: np.asarray(x).reshape(*shape, *x.shape[1:]) for name, x in found.items()}
+
+    def dims(self) -> Mapping[str, Iterable[str]]:
+        trace = self._initialized.model_trace
+        return {
+            name: [frame.name for frame in site["cond_indep_stack"] if frame.size > 1]
+            for name, site in trace.items()
+            if site["type"] == "sample" and not getattr(site["fn"].support, "is_discrete", False)
+        }
+
+    def deterministic(self) -> Iterable[str]:
+        return [name for name, site in self._initialized.model_trace.items() if site["type"] == "deterministic"]
+
+
+@dataclass
+class PyMC(Package):
+    """A PyMC or Bambi model."""
+
+    model: Any
+
+    def target(self) -> bk.Target:
+        return bk.Target.from_pymc(self.model)
+
+    @property
+    def _own(self) -> Any:
+        return getattr(getattr(self.model, "backend", None), "model", self.model)
+
+    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
+        model = self._own
+        logp = model.compile_logp()
+        names = [model.rvs_to_values[rv].name for rv in model.free_RVs]
+        shapes = [s.unconstrained_shape for s in target.sites]
+        parts = [u[:, s.start : s.stop].numpy() for s in target.sites]
+        rows = ((x[i].reshape(shape) for x, shape in zip(parts, shapes, strict=True)) for i in range(len(u)))
+        return np.array([logp(dict(zip(names, row, strict=True))) for row in rows])
+
+    def pointwise(self, draws: Any) -> Values:
+        import pymc
+
+        tree = draws.to_arviz()
+        found = pymc.compute_log_likelihood(tree, model=self._own, extend_inferencedata=False, progressbar=False)
+        return {str(name): x.to_numpy() for name, x in found.data_vars.items()}
+
+    def dims(self) -> Mapping[str, Iterable[str]]:
+        known = {x.name for x in (*self._own.free_RVs, *self._own.observed_RVs, *self._own.deterministics)}
+        return {
+            name: [d for d in dims if d] for name, dims in self._own.named_vars_to_dims.items() if name in known
+        }
+
+    def deterministic(self) -> Iterable[str]:
+        return [x.name for x in self._own.deterministics]
+
+
+@dataclass
+class Stan(Package):
+    """A Stan program."""
+
+    program: str
+    data: Mapping[str, Any]
+    prior: Any = None
+    drops_constants = True
+
+    def __post_init__(self) -> None:
+        self.absent = ("prior draws", "prior predictive") + (() if self.prior else ("tempering",))
+        self.absent += () if "log_lik" in self.program else ("pointwise",)
+        self.absent += () if "_rng(" in self.program else ("posterior predictive",)
+
+    def target(self) -> bk.Target:
+        return bk.Target.from_stan(self.program, self.data, prior=self.prior)
+
+    @cached_property
+    def _built(self) -> Any:
+        import stan
+
+        return stan.build(self.program, data=dict(self.data), random_seed=1)
+
+    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
+        return np.array([self._built.log_prob(row.tolist()) for row in u])
+
+    def pointwise(self, draws: Any) -> Values:
+        names = self._built.constrained_param_names
+        places = [i for i, name in enumerate(names) if name.split(".")[0] == "log_lik"]
+        rows = [np.asarray(self._built.constrain_pars(row.tolist()))[places] for row in flat(draws.unconstrained)]
+        return {"log_lik": np.stack(rows).reshape(*draws.unconstrained.shape[:2], -1)}
+
+
+# Columns.
+
+
+def difference(found: np.ndarray, own: np.ndarray, drops_constants: bool = False) -> float:
+    """Return the largest relative difference of two log densities; infinite where only one is finite."""
+    finite = np.isfinite(own)
+    if (finite != np.isfinite(found)).any():
+        return math.inf
+    if not finite.any():
+        return math.nan
+    gap = found[finite] - own[finite]
+    if drops_constants:
+        gap = gap - np.median(gap)
+    return float(np.max(np.abs(gap) / np.maximum(1.0, np.abs(own[finite]))))
+
+
+def pyro_difference(target: bk.Target, pyro: tuple[Any, tuple[Any, ...]], u: Tensor) -> float:
+    """Return the difference from a Pyro model, of the densities of values."""
+    other = bk.Target.from_pyro(pyro[0], *pyro[1])
+    v = other.unconstrain(target.constrain(u))
+    found, expected = (t.log_density(x) - t.log_jacobian(x) for t, x in ((target, u), (other, v)))
+    return difference(found.numpy(), expected.numpy())
+
+
+def loo_difference(package: Package, draws: Any) -> float:
+    """Return the largest difference of ArviZ's leave-one-out estimates, of those that are the same but for names."""
+    own = package.pointwise(draws)
+    tree = draws.to_arviz()
+    found = {str(name) for name in tree["log_likelihood"].data_vars}
+    if found != set(own):
+        raise Lost(f"pointwise terms of {sorted(found)}, and the package has {sorted(own)}")
+    # The posterior counts as well: the estimate smooths weights by its effective sample size.
+    posterior = {name: x.to_numpy() for name, x in tree["posterior"].data_vars.items()}
+    beside = az.from_dict({"posterior": posterior, "log_likelihood": dict(own)})
+    gaps = []
+    for name in own:
+        a, b = (float(az.loo(x, var_name=name).elpd) for x in (tree, beside))
+        gaps.append(abs(a - b) / max(1.0, abs(b)))
+    return max(gaps)
+
+
+def _require(fine: bool, why: str) -> None:
+    if not fine:
+        raise Lost(why)
+
+
+def _drawn(found: Mapping[str, Tensor], target: bk.Target) -> None:
+    for name, x in target.named_data()[0].items():
+        _require(name in found, f"no draws of {name!r}")
+        shape = tuple(found[name].shape)
+        _require(shape[len(shape) - x.dim() :] == tuple(x.shape), f"draws of {name!r} have shape {shape}")
+        _require(not bool(found[name].double().isnan().any()), f"draws of {name!r} hold NaN")
+    _require(bool(found), "nothing is drawn")
+
+
+def features(package: Package, target: bk.Target, draws: Any, u: Tensor) -> dict[str, Callable[[], None]]:
+    """Return checks by feature, which raise an error where it is lost."""
+
+    def prior_draws() -> None:
+        v = target.sample_prior(POINTS)
+        _require(bool(v.isfinite().all()), f"{int((~v.isfinite()).any(-1).sum())} of {POINTS} draws are not finite")
+        _require(bool(target.log_prior(v).isfinite().all()), "some draws have no prior density")
+
+    def pointwise() -> None:
+        parts = target.pointwise_log_likelihood(u)
+        total = sum(x.reshape(len(u), -1).sum(-1) for x in parts.values())
+        expected = target.evaluate(u)[1] if target.is_split else total
+        gap = difference(np.asarray(total), expected.numpy())
+        _require(not gap > 1e-9, f"terms do not sum to the likelihood: relative difference {gap:.1g}")
+
+    def round_trip() -> None:
+        gap = (target.unconstrain(target.constrain(u)) - u).abs().max()
+        _require(float(gap) < 1e-6, f"coordinates differ by {float(gap):.1g}")
+
+    def dims() -> None:
+        tree = draws.to_arviz()
+        for name, expected in package.dims().items():
+            group = tree["posterior"] if name in tree["posterior"] else tree["observed_data"]
+            missing = [d for d in expected if d not in group[name].dims]
+            _require(not missing, f"{name!r} has no dimension {missing}: {group[name].dims}")
+
+    def deterministic() -> None:
+        missing = set(package.deterministic()) - set(draws.values())
+        _require(not missing, f"no values of {sorted(missing)}")
+
+    def tempering() -> None:
+        _require(target.is_split, "prior and likelihood are not known apart")
+        prior, likelihood = target.evaluate(u)
+        gap = difference(target.log_density(u, 0.5).numpy(), (prior + 0.5 * likelihood).numpy())
+        _require(not gap > 1e-10, "the tempered density is another one")
+
+    return {
+        "prior draws": prior_draws,
+        "prior predictive": lambda: _drawn(
+            bk.prior_predictive(target, num_draws=50).posterior_predictive or {}, target
+        ),
+        "posterior predictive": lambda: _drawn(draws.thin(20).predictive().posterior_predictive or {}, target),
+        "pointwise": pointwise,
+        "round trip": round_trip,
+        "dims": dims,
+        "deterministic": deterministic,
+        "tempering": tempering,
+    }
+
+
+# Rows.
+
+
+@dataclass
+class Row:
+    """A row of the table, with lines below it."""
+
+    name: str
+    dim: int = 0
+    density: float = math.nan
+    pyro: float = math.nan
+    loo: float = math.nan
+    evidence: str = ""
+    trusted: int = 0
+    agreed: bool = False
+    lost: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    failed: bool = False
+
+    def attempt(self, what: str, call: Callable[[], Any], otherwise: Any = None) -> Any:
+        """Return what a call returns; a failure becomes a line."""
+        try:
+            return call()
+        except Exception as error:
+            self.lines.append(f"{what}: {reason(error)}")
+            return otherwise
+
+    def __str__(self) -> str:
+        numbers = ["" if math.isnan(x) else f"{x:.0e}" for x in (self.density, self.pyro, self.loo)]
+        cells = (f"{self.name:42}", f"{self.dim:4}", *(f"{x:>8}" for x in numbers), f"{self.evidence:52}")
+        lost = "no target" if self.failed else ", ".join(self.lost) or "-"
+        return " ".join([*cells, f"{self.seconds:5.0f}", lost]) + "".join(f"\n      {line}" for line in self.lines)
+
+
+def judge_evidence(row: Row, target: bk.Target, exact: float | None) -> None:
+    """Estimate the evidence by all methods that apply."""
+    methods = [name for name in METHODS if name != "nested_sampling" or target.dim <= NESTED_DIM]
+    found = bk.evidence.compare(target, methods, progress=False)
+    verdict = found.verdict
+    row.lines += [f"evidence: {name} does not apply: {why[:120]}" for name, why in verdict.refused.items()]
+    row.lines += [f"evidence: {name} is not trusted: {why[:160]}" for name, why in verdict.untrusted.items()]
+    row.lines += [f"evidence: {name} disagrees, {x:.1f} errors away" for name, x in verdict.disagreeing.items()]
+    row.lines += [f"evidence: {note[:200]}" for note in verdict.notes if "modes are known" not in note]
+    row.trusted, row.agreed = len(verdict.agreeing) + len(verdict.disagreeing), verdict.is_agreed
+    if verdict.best is None:
+        row.evidence = "none is trusted"
+        return
+    best = verdict.best
+    row.evidence = f"{best.log_evidence:.3f} +- {best.standard_error:.1g}, {row.trusted} of {len(methods)}"
+    row.evidence += ", agreed" if row.agreed else ", DISAGREED"
+    if exact is not None:
+        row.evidence += f", exact {(best.log_evidence - exact) / best.standard_error:+.1f}"
+
+
+def judged(name: str, package: Package, module: ModuleType | None, with_evidence: bool) -> Row:
+    """Return the row of a model."""
+    row, begin = Row(name), time.monotonic()
+    target = row.attempt("target", package.target)
+    if target is None:
+        row.failed = True
+        return row
+    row.dim = target.dim
+    u = torch.randn(POINTS, target.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    density = row.attempt("density", lambda: target.log_density(u).numpy())
+    if density is None:
+        row.failed = True
+        return row
+    own = row.attempt("the package's own density", lambda: package.density(target, u))
+    if own is not None:
+        row.density = difference(density, own, package.drops_constants)
+        if not np.isfinite(own).all():
+            row.lines.append(f"density: {int(np.isfinite(density).sum())} of {POINTS} points are finite, own {int(np.isfinite(own).sum())}")
+    if hasattr(module, "pyro_model"):
+        row.pyro = row.attempt("Pyro", lambda: pyro_difference(target, module.pyro_model(), u), math.nan)
+    draws = row.attempt("draws", lambda: bk.sample(target, progress=False))
+    if draws is not None:
+        for what, check in features(package, target, draws, u).items():
+            try:
+                check()
+            except Exception as error:
+                if what in package.absent:
+                    continue
+                row.lost.append(what)
+                row.lines.append(f"{what}: {reason(error)}")
+        if "pointwise" not in (*row.lost, *package.absent):
+            few = draws.thin(20) if isinstance(package, Stan) else draws
+            row.loo = row.attempt("LOO", lambda: loo_difference(package, few), math.nan)
+    if with_evidence:
+        exact = row.attempt("exact", module.exact) if hasattr(module, "exact") else None
+        row.attempt("evidence", lambda: judge_evidence(row, target, exact))
+    row.seconds = time.monotonic() - begin
+    return row
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_module(path: Path) -> tuple[Package, ModuleType]:
+    module = _module(path)
+    made = module.make()
+    if path.parent.name == "stan":
+        return Stan(*made), module
+    return (NumPyro if path.parent.name == "numpyro" else PyMC)(made), module
+
+
+def _of_posteriordb(folder: Path, name: str) -> tuple[Package, None]:
+    data = json.loads((folder / f"{name}.json").read_text())["data"]
+    return Stan((folder / f"{name}.stan").read_text(), data), None
+
+
+def main() -> None:
+    """Print the table and the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--only", nargs="+", default=[], help="parts of names, such as pymc/ or eight_schools")
+    parser.add_argument("--no-evidence", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    paths = sorted(options.models.glob("*/*.py"))
+    cases: dict[str, Callable[[], tuple[Package, ModuleType | None]]] = {
+        f"{path.parent.name}/{path.stem}": lambda path=path: _of_module(path) for path in paths
+    }
+    if options.data is not None:
+        cases |= {f"posteriordb/{name}": lambda name=name: _of_posteriordb(options.data, name) for name in PROGRAMS}
+    rows = []
+    print(f"{'model':42} {'d':>4} {'density':>8} {'Pyro':>8} {'LOO':>8} {'evidence':52} {'s':>5} lost")
+    for name, make in cases.items():
+        if options.only and not any(part in name for part in options.only):
+            continue
+        failed = Row(name, failed=True)
+        made = failed.attempt("the model itself", make)
+        rows.append(failed if made is None else judged(name, *made, with_evidence=not options.no_evidence))
+        print(rows[-1], flush=True)
+    lost = Counter(what for row in rows for what in row.lost)
+    print(f"{len(rows)} models, {sum(row.failed for row in rows)} of them without a target")
+    for what in ("density", "pyro"):
+        known = [getattr(row, what) for row in rows if not math.isnan(getattr(row, what))]
+        print(f"densities equal to 1e-10 ({what}): {sum(x <= 1e-10 for x in known)} of {len(known)}")
+    known = [row.loo for row in rows if not math.isnan(row.loo)]
+    print(f"LOO equal to 1e-8: {sum(x <= 1e-8 for x in known)} of {len(known)}")
+    print(
+        f"evidence by three or more trusted methods that agree: "
+        f"{sum(row.trusted >= 3 and row.agreed for row in rows)} of {sum(bool(row.evidence) for row in rows)}"
+    )
+    print(f"features lost: {', '.join(f'{what} {count}' for what, count in lost.most_common()) or 'none'}")
+    print(f"errors that are none of bayeskit's own: {sum(': ! ' in line for row in rows for line in row.lines)}")
+
+
+if __name__ == "__main__":
+    main()
