@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class PyMCDensity(ForeignDensity):
     package = "PyMC"
 
     def __init__(self, model: Any) -> None:
+        if find_spec("jax") is None:
+            raise ModuleNotFoundError("JAX compiles PyMC's models; pip install 'bayeskit[pymc]' brings it", name="jax")
         self.model = model = _of_bambi(model)
         if not hasattr(model, "free_RVs"):
             raise ModelError(f"a PyMC or Bambi model is needed, not a {type(model).__name__}")
