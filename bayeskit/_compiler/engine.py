@@ -21,7 +21,7 @@ from bayeskit._core.evaluation import Evaluation, Evaluator, Joint, with_gradien
 from bayeskit._core.inputs import warn_user
 from bayeskit._core.process_state import process_state
 from bayeskit._core.randomness import one_thread
-from bayeskit._core.untraceable import UNTRACEABLE, first_line, raise_if_forked
+from bayeskit._core.untraceable import UNTRACEABLE, OfAnotherLibrary, first_line, raise_if_forked
 from bayeskit.errors import CompilationWarning
 
 Compile = bool | Literal["auto"]
@@ -191,10 +191,11 @@ class Engine:
         raise_if_forked(error)
         if self._eager is None:
             self._eager = torch.no_grad()(self._eagerly)
-            warn_user(
-                f"the density cannot be traced ({first_line(error)}) and runs eagerly, which is slower",
-                CompilationWarning,
-            )
+            if not isinstance(error, OfAnotherLibrary):
+                warn_user(
+                    f"the density cannot be traced ({first_line(error)}) and runs eagerly, which is slower",
+                    CompilationWarning,
+                )
         return self._eager
 
 

@@ -8,6 +8,10 @@ UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedEr
 """Errors of a density that branches on values, or calls functions that cannot be batched or traced."""
 
 
+class OfAnotherLibrary(RuntimeError):
+    """Raised where torch would trace a density that another library computes, which runs as it is."""
+
+
 def raise_if_forked(error: Exception) -> None:
     """Raise ModelError if an error is torch's refusal of gradients in a forked process."""
     if "fork-based multiprocessing" in str(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from bayeskit._compiler import Compile, Cost, is_traced
 from bayeskit._core.evaluation import Evaluation, Evaluator
+from bayeskit._core.untraceable import OfAnotherLibrary
 from bayeskit._logdensity.pyro_density import NO_DATA, Site
+from bayeskit.errors import SettingsError
 
 
 class ForeignFunctions(Protocol):
@@ -107,12 +110,18 @@ class ForeignDensity(ABC):
         # Compiled functions are made again where they are needed.
         return {k: v for k, v in self.__dict__.items() if not isinstance(getattr(type(self), k, None), cached_property)}
 
+    def require_prior_draws(self) -> None:
+        """Raise ``SettingsError`` if the prior cannot be drawn."""
+        if self.improper_sites:
+            name = self.improper_sites[0]
+            raise SettingsError(f"the prior of {name!r} is improper and cannot be drawn; give a proper one")
+
     # -- what densities of this package give ------------------------------------------------
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return log prior and log likelihood, ``(n, d) -> (n,)``, differentiable once."""
         if is_traced():
-            raise RuntimeError(f"a log density of {self.package} cannot be traced")
+            raise OfAnotherLibrary(f"a log density of {self.package} cannot be traced")
         log_prior, log_likelihood = _Joint.apply(u, self)
         return log_prior, log_likelihood
 
@@ -149,6 +158,15 @@ class ForeignDensity(ABC):
     def whole_numbers(self) -> set[str]:
         """Names of the observed sites whose values are whole numbers."""
         return {name for name, x in self._observed.items() if not x.is_floating_point()}
+
+
+def inside(u: Tensor) -> Tensor:
+    """Return unconstrained vectors of values of which some are rounded to an end of their support."""
+    return u.nan_to_num(nan=math.nan, posinf=_TO_ONE, neginf=_TO_ZERO)
+
+
+#: Logits of the number before one, and logarithms of the least number above zero.
+_TO_ONE, _TO_ZERO = 37.0, -745.0
 
 
 class _Joint(torch.autograd.Function):

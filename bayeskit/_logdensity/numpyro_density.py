@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeskit._core.functions_of_users import words_of
 from bayeskit._core.inputs import warn_user
-from bayeskit._logdensity.foreign_density import ForeignDensity
+from bayeskit._logdensity.foreign_density import ForeignDensity, inside
 from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction, double_precision, seeds
 from bayeskit._logdensity.pyro_density import Site
 from bayeskit.errors import (
@@ -23,7 +23,6 @@ from bayeskit.errors import (
     DataError,
     ModelError,
     PrecisionWarning,
-    SettingsError,
     ShapeError,
     UnsupportedSiteError,
 )
@@ -214,11 +213,8 @@ class NumPyroDensity(ForeignDensity):
 
     def prior_draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Return vectors drawn from the prior, ``(num_draws, d)``."""
-        if self.improper_sites:
-            raise SettingsError(
-                f"the prior of {self.improper_sites[0]!r} is improper and cannot be drawn; give a proper one"
-            )
-        return self._prior(seeds(num_draws, generator))
+        self.require_prior_draws()
+        return inside(self._prior(seeds(num_draws, generator)))
 
     def predictive(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayeskit._core.functions_of_users import words_of
 from bayeskit._core.inputs import unknown_name
 from bayeskit._core.progress import progress_bar
-from bayeskit._logdensity.foreign_density import ForeignDensity
+from bayeskit._logdensity.foreign_density import ForeignDensity, inside
 from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction, double_precision
 from bayeskit._logdensity.pyro_density import Site
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
@@ -57,6 +57,8 @@ class PyMCDensity(ForeignDensity):
         flat = tuple(rv.name for rv in free if type(rv.owner.op).__name__ in _FLAT)
         super().__init__(tuple(layout), data, constant, dimensions, labels, flat)
         self.factor_sites = tuple(x.name for x in model.potentials)
+        self._ordered = tuple(rv.name for rv in free if _orders(model.rvs_to_transforms[rv]))
+        self.draws_prior = not self._ordered
 
     # -- graphs -----------------------------------------------------------------------------
 
@@ -167,13 +169,14 @@ class PyMCDensity(ForeignDensity):
         """Return vectors drawn from the prior, ``(num_draws, d)``."""
         import pymc
 
-        if self.improper_sites:
+        self.require_prior_draws()
+        if self._ordered:
             raise SettingsError(
-                f"the prior of {self.improper_sites[0]!r} is improper and cannot be drawn; give a proper one"
+                f"the prior of {self._ordered[0]!r} cannot be drawn: it is not normalised over ordered values"
             )
         with _without_compilation():
             drawn = pymc.draw(self._unconstrained(), draws=num_draws, random_seed=_seed(generator))
-        return torch.cat([_tensor(x).reshape(num_draws, -1) for x in drawn], -1).to(torch.float64)
+        return inside(torch.cat([_tensor(x).reshape(num_draws, -1) for x in drawn], -1).to(torch.float64))
 
     def predictive(
         self,
@@ -285,6 +288,12 @@ def _of_bambi(model: Any) -> Any:
     if not model.built:
         model.build()
     return model.backend.model
+
+
+def _orders(transform: Any) -> bool:
+    """Tell whether a transform has ordered values, to which the density of a prior is only restricted."""
+    parts = getattr(transform, "transform_list", [transform])
+    return any("Ordered" in type(part).__name__ for part in parts)
 
 
 def _refuse(model: Any) -> None:

@@ -558,6 +558,27 @@ def test_what_is_no_target_of_pymc_is_refused(write, error, message):
         bk.Target.from_pymc(model)
 
 
+def test_ordered_values_of_pymc_have_no_prior_draws():
+    with pymc.Model() as model:
+        ordered = pymc.distributions.transforms.ordered
+        cuts = pymc.Normal("cuts", 0.0, 1.0, shape=3, transform=ordered, initval=[-1.0, 0.0, 1.0])
+        pymc.OrderedLogistic("y", eta=0.0, cutpoints=cuts, observed=GROUP)
+    target = bk.Target.from_pymc(model)
+    assert not target.can_sample_prior and bool(target.log_density(points(target)).isfinite().all())
+    with pytest.raises(SettingsError, match="'cuts' cannot be drawn: it is not normalised over ordered values"):
+        target.sample_prior(3)
+    report = bk.evidence.check_constants(target)
+    assert abs(report.log_prior_integral + math.log(6)) < 5 * report.standard_error and report.warnings
+
+
+def test_prior_draws_that_round_to_an_end_stay_finite():
+    with pymc.Model() as model:
+        share = pymc.Beta("share", 1.0, 0.001)
+        pymc.Normal("y", share, 1.0, observed=Y)
+    u = bk.Target.from_pymc(model).sample_prior(50)
+    assert bool(u.isfinite().all()) and bool((u == 37).any())
+
+
 def test_flat_priors_of_pymc_are_improper():
     with pymc.Model() as model:
         pymc.Normal("y", pymc.Flat("mean"), pymc.HalfFlat("scale"), observed=Y)
