@@ -44,7 +44,7 @@ ROWS = {
 DISTRIBUTIONS = {"wheel": "*.whl", "source": "*.tar.gz"}
 #: Extras that the tests of the core use, and packages that run them and install this one.
 EXTRAS, RUNNERS = (
-    ("dask", "gaussian_processes", "images", "tables"),
+    ("dask", "gaussian_processes", "images", "numpyro", "pymc", "stan", "tables"),
     ("pytest>=8", "pytest-xdist>=3.5", "nbclient", "ipykernel", "hatchling>=1.27", "editables"),
 )
 CORE = (

@@ -30,11 +30,17 @@ def seeds(count: int, generator: torch.Generator) -> Tensor:
     return torch.randint(2**62, (count,), generator=generator, device=generator.device).cpu()
 
 
-def _as_torch(found: Any, count: int | None = None) -> Any:
-    """Return arrays of JAX in a nest as tensors of the same memory, or of their first rows."""
+def _as_torch(found: Any) -> Any:
+    """Return arrays of JAX in a nest as tensors of the same memory."""
     import jax
 
-    return jax.tree.map(lambda x: dlpack.from_dlpack(x)[:count], found)
+    return dlpack.from_dlpack(found) if isinstance(found, jax.Array) else jax.tree.map(dlpack.from_dlpack, found)
+
+
+def _first(found: Any, count: int) -> Any:
+    import jax
+
+    return jax.tree.map(lambda x: x[:count], found)
 
 
 class JaxFunction:
@@ -68,7 +74,8 @@ class JaxFunction:
         size = next(size for size in _SIZES if count <= size)
         if size > count:
             rows = tuple(_padded(x, size) for x in rows)
-        return _as_torch(self._compiled(*(x.numpy() for x in rows)), count)
+        found = _as_torch(self._compiled(*(x.numpy() for x in rows)))
+        return found if size == count else _first(found, count)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_compiled": None}
@@ -113,24 +120,22 @@ class JaxDensity(Integrator):
         (weighted, (log_prior, log_likelihood)), gradient = jax.value_and_grad(total, has_aux=True)(u)
         return log_prior, log_likelihood, weighted, gradient
 
-    def _packed(self, row: Any) -> Any:
-        """Return log prior, log likelihood and gradient ``(d + 2,)`` at a vector and two weights ``(d + 2,)``."""
+    def _packed(self, u: Any, prior: Any, likelihood: Any) -> Any:
+        """Return log prior, log likelihood, their sum with weights, and its gradient, ``(d + 3,)``."""
         import jax.numpy as jnp
 
-        log_prior, log_likelihood, _, gradient = self._with_gradient(row[:-2], row[-2], row[-1])
-        return jnp.concatenate([jnp.stack([log_prior, log_likelihood]), gradient])
+        *parts, gradient = self._with_gradient(u, prior, likelihood)
+        return jnp.concatenate([jnp.stack(parts), gradient])
 
     def weighted(self, u: Tensor, prior: Tensor, likelihood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log prior and log likelihood ``(n,)``, and the gradient of their sum with weights ``(n,)`` each."""
-        found = self._rows(torch.cat([u.detach(), prior.unsqueeze(-1), likelihood.unsqueeze(-1)], -1))
-        return found[:, 0], found[:, 1], found[:, 2:]
+        found = self._rows(u.detach(), prior, likelihood)
+        return found[:, 0], found[:, 1], found[:, 3:]
 
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
-        log_prior, log_likelihood, gradient = self.weighted(u, torch.ones_like(beta), beta)
-        zero = beta == 0
-        density = torch.where(zero, log_prior, torch.addcmul(log_prior, beta, log_likelihood))
-        return Evaluation(log_prior, log_likelihood, density, gradient)
+        found = self._rows(u.detach(), torch.ones_like(beta), beta)
+        return Evaluation(*found[:, :3].unbind(-1), found[:, 3:])
 
     def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
         """Tell whether positions ``(n, d)`` and the factor of a metric are in double precision and of one size."""
