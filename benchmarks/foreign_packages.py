@@ -155,9 +155,7 @@ class NumPyro(Package):
     def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
         potential = self._initialized.potential_fn
         with _doubles():
-            parts = {
-                s.name: u[:, s.start : s.stop].reshape(-1, *s.unconstrained_shape).numpy() for s in target.sites
-            }
+            parts = {s.name: u[:, s.start : s.stop].reshape(-1, *s.unconstrained_shape).numpy() for s in target.sites}
             return -np.asarray(jax.jit(jax.vmap(potential))(parts))
 
     def pointwise(self, draws: Any) -> Values:
@@ -213,9 +211,7 @@ class PyMC(Package):
 
     def dims(self) -> Mapping[str, Iterable[str]]:
         known = {x.name for x in (*self._own.free_RVs, *self._own.observed_RVs, *self._own.deterministics)}
-        return {
-            name: [d for d in dims if d] for name, dims in self._own.named_vars_to_dims.items() if name in known
-        }
+        return {name: [d for d in dims if d] for name, dims in self._own.named_vars_to_dims.items() if name in known}
 
     def deterministic(self) -> Iterable[str]:
         return [x.name for x in self._own.deterministics]
@@ -431,7 +427,9 @@ def judged(name: str, package: Package, module: ModuleType | None, with_evidence
     if own is not None:
         row.density = difference(density, own, package.drops_constants)
         if not np.isfinite(own).all():
-            row.lines.append(f"density: {int(np.isfinite(density).sum())} of {POINTS} points are finite, own {int(np.isfinite(own).sum())}")
+            row.lines.append(
+                f"density: {int(np.isfinite(density).sum())} of {POINTS} points are finite, own {int(np.isfinite(own).sum())}"
+            )
     if hasattr(module, "pyro_model"):
         row.pyro = row.attempt("Pyro", lambda: pyro_difference(target, module.pyro_model(), u), math.nan)
     draws = row.attempt("draws", lambda: bk.sample(target, progress=False))

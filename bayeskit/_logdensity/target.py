@@ -475,6 +475,17 @@ class Target:
         -----
         PrecisionWarning
             If an argument has single precision.
+
+        Examples
+        --------
+        >>> import numpy as np, numpyro, numpyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("row", len(y)):
+        ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+        >>> target = bk.Target.from_numpyro(model, np.array([0.5, 1.5]))
+        >>> target.dim, target.dimensions()["y"]
+        (1, ('row',))
         """
         from bayeskit._logdensity.numpyro_density import NumPyroDensity
 
@@ -507,6 +518,15 @@ class Target:
             If data hold NaN.
         ImportError
             If PyMC or JAX is not installed.
+
+        Examples
+        --------
+        >>> import numpy as np, pymc as pm, bayeskit as bk
+        >>> with pm.Model(coords={"row": ["a", "b"]}) as model:
+        ...     mean = pm.Normal("mean", 0.0, 1.0, dims="row")
+        ...     y = pm.Normal("y", mean, 1.0, observed=np.array([0.5, 1.5]), dims="row")
+        >>> bk.Target.from_pymc(model).names
+        ('mean[a]', 'mean[b]')
         """
         from bayeskit._logdensity.pymc_density import PyMCDensity
 
@@ -553,6 +573,14 @@ class Target:
         -----
         AccuracyWarning
             If the program rejects all of several points. Rejected points have density zero.
+
+        Examples
+        --------
+        >>> import torch, bayeskit as bk
+        >>> program = "parameters { real<lower=0> x; } model { x ~ exponential(1); }"
+        >>> target = bk.Target.from_stan(program, {})
+        >>> target.log_density(torch.zeros(1, dtype=torch.float64))  # x is one, and the Jacobian as well
+        tensor(-1., dtype=torch.float64)
         """
         from bayeskit._logdensity.stan_density import StanDensity
 
