@@ -86,6 +86,9 @@ def depth_of(error: BaseException) -> tuple[int, ...]:
     return tuple(frame.lineno or 0 for frame in extract_tb(error.__traceback__) if not is_of_a_library(frame.filename))
 
 
+_OF_NUMPYRO = "a model of NumPyro becomes a target by bk.Target.from_numpyro(model, *args)"
+
+
 def words_of(error: BaseException) -> str:
     """Return the type and the message of an error, without the shapes that Pyro adds, and a remedy that is known."""
     message = str(error).partition("Trace Shapes:")[0].strip()
@@ -98,6 +101,8 @@ def remedy_of(error: BaseException) -> str:
     """Return what helps against an error of a library that does not say it, or ``""``."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Tensor):
         return _AS_TENSORS if hasattr(np.ndarray, error.name or "") or error.name in _OF_PANDAS else ""
+    if isinstance(error, AssertionError) and (frames := extract_tb(error.__traceback__)):
+        return _OF_NUMPYRO if "numpyro" in Path(frames[-1].filename).parts else ""
     return next((remedy for text, remedy in _REMEDIES.items() if text in str(error)), "")
 
 

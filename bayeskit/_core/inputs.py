@@ -192,6 +192,14 @@ def _as_array(name: str, value: Any, known: tuple[Any, ...] | None = None) -> np
     return np.asarray(value)
 
 
+def remedy_for_model(value: Any) -> str:
+    """Return how an object that is no Pyro model becomes a target, if it is a model of another package."""
+    package = type(value).__module__.partition(".")[0]
+    if package in ("pymc", "bambi"):
+        return "a model of PyMC or Bambi becomes a target by bk.Target.from_pymc(model)"
+    return "make a target by bk.Target.from_pyro(model, *args)"
+
+
 def labels_of(value: Any, known: tuple[Any, ...] | None = None) -> tuple[Any, ...] | None:
     """Return the categories of a column of pandas or polars in the order of their codes; None if it has none.
 

@@ -160,7 +160,7 @@ class ForeignDensity(ABC):
         return {name for name, x in self._observed.items() if not x.is_floating_point()}
 
 
-def inside(u: Tensor) -> Tensor:
+def kept_inside(u: Tensor) -> Tensor:
     """Return unconstrained vectors of values of which some are rounded to an end of their support."""
     return u.nan_to_num(nan=math.nan, posinf=_TO_ONE, neginf=_TO_ZERO)
 

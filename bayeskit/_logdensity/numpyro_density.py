@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeskit._core.functions_of_users import words_of
 from bayeskit._core.inputs import warn_user
-from bayeskit._logdensity.foreign_density import ForeignDensity, inside
+from bayeskit._logdensity.foreign_density import ForeignDensity, kept_inside
 from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction, double_precision, seeds
 from bayeskit._logdensity.pyro_density import Site
 from bayeskit.errors import (
@@ -214,7 +214,7 @@ class NumPyroDensity(ForeignDensity):
     def prior_draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Return vectors drawn from the prior, ``(num_draws, d)``."""
         self.require_prior_draws()
-        return inside(self._prior(seeds(num_draws, generator)))
+        return kept_inside(self._prior(seeds(num_draws, generator)))
 
     def predictive(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayeskit._core.functions_of_users import words_of
 from bayeskit._core.inputs import unknown_name
 from bayeskit._core.progress import progress_bar
-from bayeskit._logdensity.foreign_density import ForeignDensity, inside
+from bayeskit._logdensity.foreign_density import ForeignDensity, kept_inside
 from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction, double_precision
 from bayeskit._logdensity.pyro_density import Site
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
@@ -176,7 +176,7 @@ class PyMCDensity(ForeignDensity):
             )
         with _without_compilation():
             drawn = pymc.draw(self._unconstrained(), draws=num_draws, random_seed=_seed(generator))
-        return inside(torch.cat([_tensor(x).reshape(num_draws, -1) for x in drawn], -1).to(torch.float64))
+        return kept_inside(torch.cat([_tensor(x).reshape(num_draws, -1) for x in drawn], -1).to(torch.float64))
 
     def predictive(
         self,

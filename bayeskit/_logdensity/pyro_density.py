@@ -34,7 +34,7 @@ from bayeskit._core.arguments import (
 )
 from bayeskit._core.augmented_assignment import AugmentedAssignment
 from bayeskit._core.functions_of_users import depth_of, line_of, words_of
-from bayeskit._core.inputs import as_numbers, warn_user
+from bayeskit._core.inputs import as_numbers, remedy_for_model, warn_user
 from bayeskit._core.process_state import process_state
 from bayeskit._core.randomness import defaults, global_stream
 from bayeskit._core.torch_internals import is_batched
@@ -230,8 +230,8 @@ class PyroDensity:
     ) -> None:
         if not callable(model):
             raise ModelError(
-                f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}. "
-                "For plain densities use Target.from_functions"
+                f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}. For plain densities "
+                f"use Target.from_functions; {remedy_for_model(model)}"
             )
         # Those behind a block neither see nor change the sites.
         around = takewhile(lambda handler: not isinstance(handler, BlockMessenger), reversed(_PYRO_STACK))

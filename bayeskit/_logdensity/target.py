@@ -16,7 +16,7 @@ from torch import Tensor
 from bayeskit._compiler import Compile, Cost, Engine, Evaluators, FailingApart
 from bayeskit._core.evaluation import Evaluator, tempered, with_gradient, with_gradient_loop
 from bayeskit._core.functions_of_users import lines_named, words_of
-from bayeskit._core.inputs import unknown_name, warn_user, whole_number
+from bayeskit._core.inputs import remedy_for_model, unknown_name, warn_user, whole_number
 from bayeskit._core.page import PageTable, result_html
 from bayeskit._core.process_state import process_state
 from bayeskit._core.progress import progress_bar
@@ -82,9 +82,7 @@ def require_target(value: Any) -> Target:
         if not carried.has_density:
             raise DrawsError(NO_TARGET)
         return carried
-    raise SettingsError(
-        f"a Target is needed, not a {type(value).__name__}; make one by bk.Target.from_pyro(model, *args)"
-    )
+    raise SettingsError(f"a Target is needed, not a {type(value).__name__}; {remedy_for_model(value)}")
 
 
 class HasTarget(Protocol):

@@ -586,3 +586,11 @@ def test_flat_priors_of_pymc_are_improper():
     assert target.density.improper_sites == ("mean", "scale") and not target.can_sample_prior
     with pytest.raises(ModelError, match="a PyMC or Bambi model is needed, not a function"):
         bk.Target.from_pymc(_nothing)
+
+
+def test_a_model_of_another_package_without_its_call_names_it(of_pymc):
+    for take in (bk.sample, bk.Target.from_pyro, bk.evidence.bridge_sampling, bk.prior_predictive):
+        with pytest.raises((SettingsError, ModelError), match=r"becomes a target by bk.Target.from_pymc\(model\)"):
+            take(of_pymc[0])
+    with pytest.raises(ModelError, match=r"becomes a target by bk.Target.from_numpyro\(model, \*args\)"):
+        bk.sample(conjugate, Y)

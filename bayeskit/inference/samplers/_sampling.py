@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bayeskit._core.folders import as_output_folder
-from bayeskit._core.inputs import real_number, unknown_name, warn_user, whole_number
+from bayeskit._core.inputs import real_number, remedy_for_model, unknown_name, warn_user, whole_number
 from bayeskit._core.process_state import recorded_warnings
 from bayeskit._core.randomness import new_generator
 from bayeskit._draws import Draws, followed_by
@@ -518,7 +518,8 @@ def sample(
         target = Target.from_pyro(target, *args, seed=seed, **kwargs)
     if not _is_target(target):
         raise SettingsError(
-            f"sample takes a Target or a Pyro model, not a {type(target).__name__}; pass the model and its arguments"
+            f"sample takes a Target or a Pyro model and its arguments, not a {type(target).__name__}; "
+            f"{remedy_for_model(target)}"
         )
     if coords or dims:
         target = target.labelled(coords, dims)
