@@ -14,9 +14,9 @@ names of sites, and its arguments. The folder of `--data` has `NAME.stan` and `N
     Pyro      the same for the Pyro model, at the values of these points
     LOO       largest difference of ArviZ's estimate for the draws from that for the package's own pointwise log
               likelihood at the same draws
-    evidence  the verdict on several methods, how many of them are trusted, and whether the verdict is "agreed", with
-              the distance to the exact value in standard errors
-    lost      what the package offers, and the target does not; what neither offers has a line below the row
+    evidence  the verdict on several methods, how many of them are trusted, whether they agree, and the distance to
+              the exact value, where there is one, in standard errors
+    lost      what the package offers, and the target does not
 
 A failure is a row, or a line below it, with its reason; `!` marks an error that is none of bayeskit's own.
 """
@@ -31,9 +31,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,172 +83,125 @@ def reason(error: BaseException) -> str:
     return f"{mark}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def flat(values: Tensor | np.ndarray) -> np.ndarray:
-    """Return an array ``(chains * draws, ...)``."""
-    array = np.asarray(values)
-    return array.reshape(-1, *array.shape[2:])
-
-
 # Packages: a target and what the package itself computes.
 
 
 @dataclass
 class Package:
-    """A model of another package."""
+    """A model of another package: its target, and functions of the package itself."""
 
-    #: Whether the package's own density lacks constants.
-    drops_constants = False
+    target: Callable[[], bk.Target]
+    #: Log densities ``(n,)`` of rows of a target.
+    density: Callable[[bk.Target, Tensor], np.ndarray]
+    #: Log likelihood of each observation, ``(chains, draws, ...)``, at draws.
+    pointwise: Callable[[Any], Values]
+    #: Named dimensions of each variable.
+    dims: Callable[[], Mapping[str, Iterable[str]]]
+    #: Names of deterministic variables.
+    deterministic: Callable[[], Iterable[str]]
     #: Features of targets that the package does not offer.
-    absent: tuple[str, ...] = field(default=(), init=False)
-
-    def target(self) -> bk.Target:
-        """Return the target."""
-        raise NotImplementedError
-
-    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
-        """Return the package's own log density, ``(n, d) -> (n,)``."""
-        raise NotImplementedError
-
-    def pointwise(self, draws: Any) -> Values:
-        """Return the package's own log likelihood of each observation, ``(chains, draws, ...)``."""
-        raise NotImplementedError
-
-    def dims(self) -> Mapping[str, Iterable[str]]:
-        """Return the named dimensions of each variable."""
-        return {}
-
-    def deterministic(self) -> Iterable[str]:
-        """Return the names of deterministic variables."""
-        return ()
+    absent: tuple[str, ...] = ()
+    #: Whether the package's own density lacks constants.
+    drops_constants: bool = False
 
 
-def _double(x: Any) -> Any:
-    return x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x
+def numpyro_package(made: tuple[Any, tuple[Any, ...], Mapping[str, Any]]) -> Package:
+    """Return a NumPyro model with its arguments, in double precision where NumPyro computes."""
+    from numpyro.infer import log_likelihood
+    from numpyro.infer.util import initialize_model
 
+    model, args, kwargs = made
 
-@contextmanager
-def _doubles() -> Any:
-    with jax.enable_x64(True):
-        yield
+    def doubled() -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        return jax.tree.map(lambda x: x.astype("float64") if getattr(x, "dtype", None) == "float32" else x, made[1:])
 
+    @cache
+    def initialized() -> Any:
+        with jax.enable_x64(True):
+            args, kwargs = doubled()
+            return initialize_model(jax.random.PRNGKey(1), model, model_args=args, model_kwargs=kwargs)
 
-@dataclass
-class NumPyro(Package):
-    """A NumPyro model."""
+    def density(target: bk.Target, u: Tensor) -> np.ndarray:
+        parts = {s.name: u[:, s.start : s.stop].reshape(-1, *s.unconstrained_shape).numpy() for s in target.sites}
+        with jax.enable_x64(True):
+            return -np.asarray(jax.jit(jax.vmap(initialized().potential_fn))(parts))
 
-    made: tuple[Any, tuple[Any, ...], Mapping[str, Any]]
-
-    def target(self) -> bk.Target:
-        model, args, kwargs = self.made
-        return bk.Target.from_numpyro(model, *args, **kwargs)
-
-    def _given(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        return jax.tree.map(_double, self.made[1:])
-
-    @cached_property
-    def _initialized(self) -> Any:
-        from numpyro.infer.util import initialize_model
-
-        with _doubles():
-            args, kwargs = self._given()
-            return initialize_model(jax.random.PRNGKey(1), self.made[0], model_args=args, model_kwargs=kwargs)
-
-    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
-        potential = self._initialized.potential_fn
-        with _doubles():
-            parts = {s.name: u[:, s.start : s.stop].reshape(-1, *s.unconstrained_shape).numpy() for s in target.sites}
-            return -np.asarray(jax.jit(jax.vmap(potential))(parts))
-
-    def pointwise(self, draws: Any) -> Values:
-        from numpyro.infer import log_likelihood
-
-        with _doubles():
-            args, kwargs = self._given()
-            given = {name: flat(x) for name, x in draws.values(deterministic=False).items()}
-            found = log_likelihood(self.made[0], given, *args, parallel=True, **kwargs)
+    def pointwise(draws: Any) -> Values:
         shape = draws.unconstrained.shape[:2]
+        given = {name: x.reshape(-1, *x.shape[2:]).numpy() for name, x in draws.values(deterministic=False).items()}
+        with jax.enable_x64(True):
+            args, kwargs = doubled()
+            found = log_likelihood(model, given, *args, parallel=True, **kwargs)
         return {name: np.asarray(x).reshape(*shape, *x.shape[1:]) for name, x in found.items()}
 
-    def dims(self) -> Mapping[str, Iterable[str]]:
-        trace = self._initialized.model_trace
-        return {
-            name: [frame.name for frame in site["cond_indep_stack"] if frame.size > 1]
-            for name, site in trace.items()
-            if site["type"] == "sample" and not getattr(site["fn"].support, "is_discrete", False)
-        }
+    def dims() -> Mapping[str, Iterable[str]]:
+        sites = ((name, site) for name, site in initialized().model_trace.items() if site["type"] == "sample")
+        return {name: [frame.name for frame in site["cond_indep_stack"] if frame.size > 1] for name, site in sites}
 
-    def deterministic(self) -> Iterable[str]:
-        return [name for name, site in self._initialized.model_trace.items() if site["type"] == "deterministic"]
+    def deterministic() -> Iterable[str]:
+        return [name for name, site in initialized().model_trace.items() if site["type"] == "deterministic"]
+
+    return Package(lambda: bk.Target.from_numpyro(model, *args, **kwargs), density, pointwise, dims, deterministic)
 
 
-@dataclass
-class PyMC(Package):
-    """A PyMC or Bambi model."""
+def pymc_package(made: Any) -> Package:
+    """Return a PyMC or Bambi model."""
+    import pymc
 
-    model: Any
+    def own() -> Any:
+        return getattr(getattr(made, "backend", None), "model", made)  # which Bambi has once it is built
 
-    def target(self) -> bk.Target:
-        return bk.Target.from_pymc(self.model)
+    def density(target: bk.Target, u: Tensor) -> np.ndarray:
+        model = own()
+        logp, names = model.compile_logp(), [model.rvs_to_values[rv].name for rv in model.free_RVs]
+        layout = [(name, s.start, s.stop, s.unconstrained_shape) for name, s in zip(names, target.sites, strict=True)]
+        return np.array([logp({name: row[i:j].reshape(shape) for name, i, j, shape in layout}) for row in u.numpy()])
 
-    @property
-    def _own(self) -> Any:
-        return getattr(getattr(self.model, "backend", None), "model", self.model)
-
-    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
-        model = self._own
-        logp = model.compile_logp()
-        names = [model.rvs_to_values[rv].name for rv in model.free_RVs]
-        shapes = [s.unconstrained_shape for s in target.sites]
-        parts = [u[:, s.start : s.stop].numpy() for s in target.sites]
-        rows = ((x[i].reshape(shape) for x, shape in zip(parts, shapes, strict=True)) for i in range(len(u)))
-        return np.array([logp(dict(zip(names, row, strict=True))) for row in rows])
-
-    def pointwise(self, draws: Any) -> Values:
-        import pymc
-
-        tree = draws.to_arviz()
-        found = pymc.compute_log_likelihood(tree, model=self._own, extend_inferencedata=False, progressbar=False)
+    def pointwise(draws: Any) -> Values:
+        found = pymc.compute_log_likelihood(
+            draws.to_arviz(), model=own(), extend_inferencedata=False, progressbar=False
+        )
         return {str(name): x.to_numpy() for name, x in found.data_vars.items()}
 
-    def dims(self) -> Mapping[str, Iterable[str]]:
-        known = {x.name for x in (*self._own.free_RVs, *self._own.observed_RVs, *self._own.deterministics)}
-        return {name: [d for d in dims if d] for name, dims in self._own.named_vars_to_dims.items() if name in known}
+    def dims() -> Mapping[str, Iterable[str]]:
+        named = own().named_vars_to_dims
+        variables = (*own().free_RVs, *own().observed_RVs, *own().deterministics)
+        return {x.name: [dim for dim in named.get(x.name, ()) if dim] for x in variables}
 
-    def deterministic(self) -> Iterable[str]:
-        return [x.name for x in self._own.deterministics]
+    return Package(
+        lambda: bk.Target.from_pymc(made), density, pointwise, dims, lambda: [x.name for x in own().deterministics]
+    )
 
 
-@dataclass
-class Stan(Package):
-    """A Stan program."""
+def stan_package(program: str, data: Mapping[str, Any], prior: Any = None) -> Package:
+    """Return a Stan program with its data."""
 
-    program: str
-    data: Mapping[str, Any]
-    prior: Any = None
-    drops_constants = True
-
-    def __post_init__(self) -> None:
-        self.absent = ("prior draws", "prior predictive") + (() if self.prior else ("tempering",))
-        self.absent += () if "log_lik" in self.program else ("pointwise",)
-        self.absent += () if "_rng(" in self.program else ("posterior predictive",)
-
-    def target(self) -> bk.Target:
-        return bk.Target.from_stan(self.program, self.data, prior=self.prior)
-
-    @cached_property
-    def _built(self) -> Any:
+    @cache
+    def built() -> Any:
         import stan
 
-        return stan.build(self.program, data=dict(self.data), random_seed=1)
+        with redirect_stdout(StringIO()):
+            return stan.build(program, data=dict(data), random_seed=1)
 
-    def density(self, target: bk.Target, u: Tensor) -> np.ndarray:
-        return np.array([self._built.log_prob(row.tolist()) for row in u])
+    def pointwise(draws: Any) -> Values:
+        places = [i for i, name in enumerate(built().constrained_param_names) if name.split(".")[0] == "log_lik"]
+        rows = draws.unconstrained.reshape(-1, draws.unconstrained.shape[-1]).tolist()
+        found = np.stack([np.asarray(built().constrain_pars(row))[places] for row in rows])
+        return {"log_lik": found.reshape(*draws.unconstrained.shape[:2], -1)}
 
-    def pointwise(self, draws: Any) -> Values:
-        names = self._built.constrained_param_names
-        places = [i for i, name in enumerate(names) if name.split(".")[0] == "log_lik"]
-        rows = [np.asarray(self._built.constrain_pars(row.tolist()))[places] for row in flat(draws.unconstrained)]
-        return {"log_lik": np.stack(rows).reshape(*draws.unconstrained.shape[:2], -1)}
+    absent = ["prior draws", "prior predictive"]
+    absent += [] if prior else ["tempering"]
+    absent += [] if "log_lik" in program else ["pointwise"]
+    absent += [] if "_rng(" in program else ["posterior predictive"]
+    return Package(
+        lambda: bk.Target.from_stan(program, data, prior=prior),
+        lambda target, u: np.array([built().log_prob(row) for row in u.tolist()]),
+        pointwise,
+        dict,
+        list,
+        tuple(absent),
+        drops_constants=True,
+    )
 
 
 # Columns.
@@ -274,9 +228,14 @@ def pyro_difference(target: bk.Target, pyro: tuple[Any, tuple[Any, ...]], u: Ten
     return difference(found.numpy(), expected.numpy())
 
 
+def _kept(terms: np.ndarray, counted: Tensor | None) -> np.ndarray:
+    return terms if counted is None else terms[..., counted.numpy()]
+
+
 def loo_difference(package: Package, draws: Any) -> float:
     """Return the largest difference of ArviZ's leave-one-out estimates, of those that are the same but for names."""
-    own = package.pointwise(draws)
+    # Data that a mask leaves out have no terms.
+    own = {name: _kept(x, draws.target.counted().get(name)) for name, x in package.pointwise(draws).items()}
     tree = draws.to_arviz()
     found = {str(name) for name in tree["log_likelihood"].data_vars}
     if found != set(own):
@@ -426,24 +385,24 @@ def judged(name: str, package: Package, module: ModuleType | None, with_evidence
     own = row.attempt("the package's own density", lambda: package.density(target, u))
     if own is not None:
         row.density = difference(density, own, package.drops_constants)
-        if not np.isfinite(own).all():
-            row.lines.append(
-                f"density: {int(np.isfinite(density).sum())} of {POINTS} points are finite, own {int(np.isfinite(own).sum())}"
-            )
+        finite, of_own = (int(np.isfinite(x).sum()) for x in (density, own))
+        if min(finite, of_own) < POINTS:
+            row.lines.append(f"density: {finite} of {POINTS} points are finite, {of_own} by the package itself")
     if hasattr(module, "pyro_model"):
         row.pyro = row.attempt("Pyro", lambda: pyro_difference(target, module.pyro_model(), u), math.nan)
+    improper = getattr(target.density, "improper_sites", ())  # nobody draws from these priors
     draws = row.attempt("draws", lambda: bk.sample(target, progress=False))
     if draws is not None:
         for what, check in features(package, target, draws, u).items():
             try:
                 check()
             except Exception as error:
-                if what in package.absent:
+                if what in package.absent or (improper and what.startswith("prior")):
                     continue
                 row.lost.append(what)
                 row.lines.append(f"{what}: {reason(error)}")
         if "pointwise" not in (*row.lost, *package.absent):
-            few = draws.thin(20) if isinstance(package, Stan) else draws
+            few = draws.thin(20) if package.drops_constants else draws  # PyStan takes them one by one
             row.loo = row.attempt("LOO", lambda: loo_difference(package, few), math.nan)
     if with_evidence:
         exact = row.attempt("exact", module.exact) if hasattr(module, "exact") else None
@@ -464,13 +423,13 @@ def _of_module(path: Path) -> tuple[Package, ModuleType]:
     module = _module(path)
     made = module.make()
     if path.parent.name == "stan":
-        return Stan(*made), module
-    return (NumPyro if path.parent.name == "numpyro" else PyMC)(made), module
+        return stan_package(*made), module
+    return (numpyro_package if path.parent.name == "numpyro" else pymc_package)(made), module
 
 
 def _of_posteriordb(folder: Path, name: str) -> tuple[Package, None]:
     data = json.loads((folder / f"{name}.json").read_text())["data"]
-    return Stan((folder / f"{name}.stan").read_text(), data), None
+    return stan_package((folder / f"{name}.stan").read_text(), data), None
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from bayeskit._compiler import Compile, Cost, is_traced
 from bayeskit._core.evaluation import Evaluation, Evaluator
 from bayeskit._core.untraceable import OfAnotherLibrary
 from bayeskit._logdensity.pyro_density import NO_DATA, Site
-from bayeskit.errors import SettingsError
+from bayeskit.errors import DataError, SettingsError
 
 
 class ForeignFunctions(Protocol):
@@ -110,11 +110,25 @@ class ForeignDensity(ABC):
         # Compiled functions are made again where they are needed.
         return {k: v for k, v in self.__dict__.items() if not isinstance(getattr(type(self), k, None), cached_property)}
 
+    @property
+    def has_likelihood(self) -> bool:
+        """Whether there are data or factors."""
+        return bool(self.observed_sites or self.factor_sites)
+
     def require_prior_draws(self) -> None:
         """Raise ``SettingsError`` if the prior cannot be drawn."""
         if self.improper_sites:
             name = self.improper_sites[0]
             raise SettingsError(f"the prior of {name!r} is improper and cannot be drawn; give a proper one")
+
+    def require_inside(self, values: Mapping[str, Tensor], u: Tensor) -> None:
+        """Raise ``DataError`` for values ``(n, *shape)`` that their unconstrained vectors do not give back."""
+        back = self.values(u)
+        for site in self.sites:
+            given, again = values[site.name].to(torch.float64).reshape(len(u), -1), back[site.name].reshape(len(u), -1)
+            fine = ((given - again).abs() <= 1e-6 * (1 + given.abs())).all(-1)
+            if not bool(fine.all()):
+                raise DataError(f"{int((~fine).sum())} values of site {site.name!r} lie outside of its support")
 
     # -- what densities of this package give ------------------------------------------------
 

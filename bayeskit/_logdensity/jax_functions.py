@@ -135,7 +135,7 @@ class JaxDensity(Integrator):
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
         found = self._rows(u.detach(), torch.ones_like(beta), beta)
-        return Evaluation(*found[:, :3].unbind(-1), found[:, 3:])
+        return Evaluation(found[:, 0], found[:, 1], found[:, 2], found[:, 3:])
 
     def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
         """Tell whether positions ``(n, d)`` and the factor of a metric are in double precision and of one size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
@@ -21,14 +22,15 @@ from bayeskit._logdensity.pyro_density import Site
 from bayeskit.errors import (
     BayeskitError,
     DataError,
+    DataWarning,
     ModelError,
     PrecisionWarning,
     ShapeError,
     UnsupportedSiteError,
 )
 
-#: Draws of discrete sites that show whether a latent site depends on them.
-_DRAWS = 8
+#: What funsor puts before the names of the first sites of a loop.
+_BEFORE = "_PREV_"
 
 
 class NumPyroDensity(ForeignDensity):
@@ -65,6 +67,19 @@ class NumPyroDensity(ForeignDensity):
         dimensions |= {name: (None,) * x.dim() for name, x in constant.items()}
         super().__init__(tuple(layout), data, constant, dimensions, {}, improper)
         self.factor_sites = factors
+        if scaled := [x["name"] for x in observed if x["scale"] is not None and not _is_factor(x)]:
+            self.no_pointwise = (
+                f"{', '.join(map(repr, scaled))} is scaled, so its terms are powers of predictive densities; repeat "
+                "observations that occur more than once"
+            )
+        if not data and not factors and (given := [name for name, x in constant.items() if x.is_floating_point()]):
+            warn_user(
+                f"the model has no observed site, so its posterior is its prior; if {', '.join(map(repr, given))} are "
+                "data, pass them as the argument that obs= takes",
+                DataWarning,
+            )
+        if any(x.dtype == torch.float32 for x in data.values()):
+            warn_user(_SINGLE, PrecisionWarning)
         self.counted = {name: x for name, x in counted.items() if x is not None}
         self._max_plate_nesting = max((-f.dim for x in sites for f in x["cond_indep_stack"]), default=0)
         if self.summed_sites:
@@ -126,7 +141,7 @@ class NumPyroDensity(ForeignDensity):
 
     def _of_values(self, trace: Mapping[str, Any]) -> Any:
         """Return the log prior density of the values of the sites."""
-        return sum(_log_prob(trace[site.name]).sum() for site in self.sites)
+        return sum(_log_prob(_without_obs_mask(trace, site.name)).sum() for site in self.sites)
 
     def _summed(self, u: Any) -> Any:
         """Return the log density of values and data, with discrete sites summed out by funsor."""
@@ -139,15 +154,20 @@ class NumPyroDensity(ForeignDensity):
     def _refuse_dependent_sites(self) -> None:
         """Raise ``UnsupportedSiteError`` if a latent site depends on one that is summed out."""
         from jax import numpy as jnp
+        from numpyro.contrib.funsor import config_enumerate, enum
+        from numpyro.contrib.funsor.infer_util import log_density
 
         with double_precision():
-            traces = [self._trace(jnp.linspace(-0.5, 0.5, self.dim), seed) for seed in range(_DRAWS)]
-            of_sites = [[float(_log_prob(trace[site.name]).sum()) for trace in traces] for site in self.sites]
-        for site, found in zip(self.sites, of_sites, strict=True):
-            if max(found) - min(found) > 1e-9 * (1 + abs(found[0])):
+            model = enum(config_enumerate(self._at(jnp.zeros(self.dim))), -self._max_plate_nesting - 1)
+            _, trace = log_density(model, self.args, self.kwargs, {})
+            own = {n: x for n, x in trace.items() if n.replace(_BEFORE, "") in {site.name for site in self.sites}}
+            sizes = {name: np.size(site["fn"].log_prob(site["value"])) for name, site in own.items()}
+        for name, site in own.items():
+            batch = np.shape(site["value"])[: np.ndim(site["value"]) - site["fn"].event_dim]
+            if sizes[name] > math.prod(batch):  # a density for each value of the discrete site
                 raise UnsupportedSiteError(
-                    f"site {site.name!r} depends on {', '.join(map(repr, self.summed_sites))}, which is summed out, so "
-                    "that it has no prior of its own; let data alone depend on discrete sites"
+                    f"site {name.replace(_BEFORE, '')!r} depends on {', '.join(map(repr, self.summed_sites))}, which "
+                    "is summed out, so that it has no prior of its own; let data alone depend on discrete sites"
                 )
 
     @cached_property
@@ -276,6 +296,7 @@ class NumPyroDensity(ForeignDensity):
         for name, fine in zip(names, inside.unbind(-1), strict=True):
             if not bool(fine.all()):
                 raise DataError(f"{int((~fine).sum())} values of site {name!r} lie outside of its support")
+        self.require_inside(values, found)
         return found
 
     @cached_property
@@ -351,6 +372,18 @@ def _log_jacobian(trace: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
     )
 
 
+def _without_obs_mask(trace: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a site, without its mask if NumPyro has made it for data that are missing by ``obs_mask``.
+
+    It masks the rows that are observed, so that their values here would have no density.
+    """
+    site = trace[name]
+    stem = name.removesuffix("_unobserved")
+    if stem == name or f"{stem}_observed" not in trace or type(site["fn"]).__name__ != "MaskedDistribution":
+        return site
+    return {**site, "fn": site["fn"].base_dist}
+
+
 def _log_prob(site: Mapping[str, Any]) -> Any:
     """Return the log density of a site, ``(*batch)``, as its scale counts it."""
     more = (site["intermediates"],) if site["intermediates"] else ()
@@ -387,9 +420,19 @@ def _refuse(trace: Mapping[str, Any]) -> None:
             )
         if site["type"] == "param":
             raise UnsupportedSiteError(
-                f"{name!r} is a parameter to be optimised; fix it by numpyro.handlers.substitute(model, data=...)"
+                f"{name!r} is a parameter to be optimised; write its value in its place, or a prior"
             )
-        if site["type"] != "sample" or site["is_observed"] or not _is_discrete(site["fn"]):
+        if site["type"] != "sample" or site["is_observed"]:
+            continue
+        if site["scale"] is not None:
+            raise UnsupportedSiteError(
+                f"site {name!r} is scaled, so that its prior does not integrate to one; take it out of handlers.scale"
+            )
+        if _counted(_without_obs_mask(trace, name)) is not None:
+            raise UnsupportedSiteError(
+                f"site {name!r} is not observed, and masked; leave out its rows, or mask the data alone"
+            )
+        if not _is_discrete(site["fn"]):
             continue
         if not site["fn"].has_enumerate_support:
             raise UnsupportedSiteError(
@@ -442,6 +485,12 @@ def _tensor(x: Any) -> Tensor:
     return torch.from_numpy(np.array(x))
 
 
+_SINGLE = (
+    "a number among the data has single precision, and is computed with in double precision; what rounding has taken "
+    "from it is lost: pass arrays of float64"
+)
+
+
 def _converted(data: Any) -> Any:
     """Return arguments with tensors as arrays, and real numbers in double precision."""
     import jax
@@ -452,6 +501,8 @@ def _converted(data: Any) -> Any:
     def of(x: Any) -> Any:
         nonlocal single
         x = x.numpy(force=True) if isinstance(x, Tensor) else x
+        if np.ma.is_masked(x):
+            raise DataError("an array among the arguments is masked; pass its data, and the mask as obs_mask")
         if not isinstance(x, np.ndarray | jax.Array) or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return x
         single = single or x.dtype == np.float32
@@ -461,11 +512,7 @@ def _converted(data: Any) -> Any:
     with double_precision():
         found = jax.tree.map(of, data)
     if single:
-        warn_user(
-            "a number among the arguments has single precision, and is computed with in double precision; what "
-            "rounding has taken from it is lost: pass arrays of float64",
-            PrecisionWarning,
-        )
+        warn_user(_SINGLE, PrecisionWarning)
     return found
 
 

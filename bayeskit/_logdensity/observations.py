@@ -9,11 +9,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from bayeskit._core.inputs import warn_user
 from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._logdensity.foreign_density import ForeignDensity
 from bayeskit._logdensity.pyro_density import NO_DATA, FactorTerms, PyroDensity, likelihood_parts
 from bayeskit._logdensity.target import MODELS, Target
-from bayeskit.errors import DataError, ModelError
+from bayeskit.errors import DataError, DataWarning, ModelError
 
 
 @runtime_checkable
@@ -99,6 +100,13 @@ def check_same_data(targets: Mapping[str, Target]) -> None:
     Data in other units, such as logarithms, are the same where the log Jacobian of the transformation stands beside
     them, as a factor that depends on no parameter. Models whose likelihood has factors only are not looked at.
     """
+    foreign = {n: t.density for n, t in targets.items() if isinstance(t.density, ForeignDensity)}
+    if unseen := [n for n, x in foreign.items() if x.has_likelihood and not x.observed_sites and not x.factor_sites]:
+        warn_user(
+            f"the data of {', '.join(map(repr, unseen))} are not compared: a {foreign[unseen[0]].package} program does "
+            "not say which of its data are observed; see to it that all models have the same",
+            DataWarning,
+        )
     known = [(name, values, target) for name, target in targets.items() if len(values := observed_values(target))]
     for name, values, target in known[1:]:
         first, expected, other = known[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +21,7 @@ from bayeskit._logdensity.jax_functions import JaxDensity, JaxFunction, double_p
 from bayeskit._logdensity.pyro_density import Site
 from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
 
-_FLAT = ("FlatRV", "HalfFlatRV")
+_FLAT = {"FlatRV", "HalfFlatRV"}
 
 
 class PyMCDensity(ForeignDensity):
@@ -37,6 +37,8 @@ class PyMCDensity(ForeignDensity):
             raise ModelError(f"a PyMC or Bambi model is needed, not a {type(model).__name__}")
         free, observed = list(model.free_RVs), list(model.observed_RVs)
         _refuse(model)
+        #: Values of shared variables: the target keeps those of its beginning.
+        self._shared_values = [np.array(x.get_value()) for x in _shared_variables(model)]
         with _without_compilation():
             parts, shapes = model.initial_point(), model.eval_rv_shapes()
             data = {rv.name: _tensor(model.rvs_to_values[rv].eval()) for rv in observed}
@@ -48,17 +50,22 @@ class PyMCDensity(ForeignDensity):
         for name, x in data.items():
             if x.is_floating_point() and bool(x.isnan().any()):
                 raise DataError(f"observed variable {name!r} holds {int(x.isnan().sum())} NaN; leave these rows out")
-        constant = {x.name: _tensor(x.get_value()) for x in model.data_vars if x.name not in data}
+        constant = {x.name: _tensor(self._shared.get(x, x.get_value())) for x in model.data_vars if x.name not in data}
         named = model.named_vars_to_dims
         sizes = {site.name: len(site.shape) for site in layout} | {n: x.dim() for n, x in (data | constant).items()}
         sizes |= {x.name: x.ndim for x in model.deterministics}
         dimensions = {n: tuple(named.get(n, (None,) * size)) for n, size in sizes.items()}
         labels = {name: tuple(x) for name, x in model.coords.items() if x is not None}
-        flat = tuple(rv.name for rv in free if type(rv.owner.op).__name__ in _FLAT)
+        flat = tuple(rv.name for rv in free if _ops([rv]) & _FLAT)
         super().__init__(tuple(layout), data, constant, dimensions, labels, flat)
         self.factor_sites = tuple(x.name for x in model.potentials)
-        self._ordered = tuple(rv.name for rv in free if _orders(model.rvs_to_transforms[rv]))
-        self.draws_prior = not self._ordered
+        self._restricted = tuple(rv.name for rv in free if _restricts(rv, model.rvs_to_transforms[rv]))
+        self.draws_prior = not self._restricted and self._can_draw()
+        _ = self.functions  # what cannot be translated is named here
+
+    @property
+    def _shared(self) -> dict[Any, np.ndarray]:
+        return dict(zip(_shared_variables(self.model), self._shared_values, strict=True))
 
     # -- graphs -----------------------------------------------------------------------------
 
@@ -69,11 +76,11 @@ class PyMCDensity(ForeignDensity):
         """Return the function of JAX from the parts of a vector, or other inputs, to the outputs of a graph."""
         given = self._values_of_model() if inputs is None else list(inputs)
         try:
-            return _in_jax(given, outputs)
-        except NotImplementedError as error:
+            return _in_jax(given, outputs, self._shared)
+        except Exception as error:
             raise ModelError(
-                f"PyTensor cannot translate the model to JAX ({words_of(error)}); write its operation with those of "
-                "PyTensor, or pass its log density to Target.from_log_density"
+                f"PyTensor cannot translate the model to JAX ({words_of(error)}); a newer PyTensor may, and "
+                "Target.from_log_density takes the model's own logp_dlogp_function"
             ) from error
 
     def _of_vector(self, outputs: Sequence[Any]) -> Callable[[Any], Any]:
@@ -90,7 +97,10 @@ class PyMCDensity(ForeignDensity):
         """The density, compiled by JAX."""
         model = self.model
         terms = [*model.observed_RVs, *model.potentials]
-        outputs = [model.logp(vars=model.free_RVs)] + ([model.logp(vars=terms)] if terms else [])
+        try:
+            outputs = [model.logp(vars=model.free_RVs)] + ([model.logp(vars=terms)] if terms else [])
+        except Exception as error:
+            raise ModelError(f"PyMC has no log density of the model: {words_of(error)}") from error
         function = self._of_vector(outputs)
 
         def joint(u: Any) -> tuple[Any, Any]:
@@ -159,10 +169,7 @@ class PyMCDensity(ForeignDensity):
     def vectors(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the unconstrained vectors of values ``(n, *shape)``; DataError for values outside the support."""
         found: Tensor = self._vectors(*(values[site.name].to(torch.float64) for site in self.sites))
-        for site in self.sites:
-            fine = found[:, site.start : site.stop].isfinite().all(-1)
-            if not bool(fine.all()):
-                raise DataError(f"{int((~fine).sum())} values of {site.name!r} lie outside of its support")
+        self.require_inside(values, found)
         return found
 
     def prior_draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -170,13 +177,25 @@ class PyMCDensity(ForeignDensity):
         import pymc
 
         self.require_prior_draws()
-        if self._ordered:
+        if self._restricted:
             raise SettingsError(
-                f"the prior of {self._ordered[0]!r} cannot be drawn: it is not normalised over ordered values"
+                f"the prior of {self._restricted[0]!r} cannot be drawn: its transform restricts it to some of its "
+                "values, over which it is not normalised"
             )
-        with _without_compilation():
-            drawn = pymc.draw(self._unconstrained(), draws=num_draws, random_seed=_seed(generator))
+        try:
+            with self._with_data({}), _without_compilation():
+                drawn = pymc.draw(self._unconstrained(), draws=num_draws, random_seed=_seed(generator))
+        except Exception as error:
+            raise SettingsError(f"PyMC cannot draw from the prior: {words_of(error)}") from error
         return kept_inside(torch.cat([_tensor(x).reshape(num_draws, -1) for x in drawn], -1).to(torch.float64))
+
+    def _can_draw(self) -> bool:
+        """Tell whether PyMC can draw from the prior, as it cannot from densities without a generator."""
+        if self.improper_sites:
+            return True  # which has words of its own
+        with suppress(SettingsError):
+            return bool(self.prior_draws(1, torch.Generator().manual_seed(0)).isnan().logical_not().all())
+        return False
 
     def predictive(
         self,
@@ -210,41 +229,84 @@ class PyMCDensity(ForeignDensity):
         for name in values:
             if name not in known:
                 raise unknown_name("pymc.Data", name, list(known))
-        before = {name: known[name].get_value() for name in values}
+        before = {name: x.get_value() for name, x in known.items()}
+        changed = {x.name: value for x, value in self._shared.items() if x.name in known}
+        changed |= {name: np.asarray(x) for name, x in values.items()}
+        changed = {name: x for name, x in changed.items() if not np.array_equal(x, before[name])}
+        before = {name: before[name] for name in changed}
         labels = {name: tuple(x) for name, x in self.model.coords.items() if x is not None}
         # A dimension of another length has numbers as labels.
         others = {
-            dim: np.arange(np.shape(values[name])[i])
-            for name in values
+            dim: np.arange(np.shape(changed[name])[i])
+            for name in changed
             for i, dim in enumerate(self.model.named_vars_to_dims.get(name, ()))
-            if dim in labels and np.shape(values[name])[i] != len(labels[dim])
+            if dim in labels and np.shape(changed[name])[i] != len(labels[dim])
         }
+        if not changed:
+            yield
+            return
         with self.model:
-            pymc.set_data({name: np.asarray(x) for name, x in values.items()}, coords=others)
+            pymc.set_data(changed, coords=others)
             try:
                 yield
             finally:
                 pymc.set_data(before, coords={dim: labels[dim] for dim in others})
 
 
-def _in_jax(inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., Any]:
-    """Return the function of JAX that computes a graph, with shared variables at their present values."""
+def _in_jax(inputs: Sequence[Any], outputs: Sequence[Any], shared: Mapping[Any, np.ndarray]) -> Callable[..., Any]:
+    """Return the function of JAX that computes a graph in double precision, with values of shared variables."""
+    import jax
     import pytensor.tensor as pt
     from pytensor.compile import get_mode
-    from pytensor.compile.sharedvalue import SharedVariable
     from pytensor.graph.fg import FunctionGraph
     from pytensor.graph.replace import clone_replace
-    from pytensor.graph.traversal import ancestors
-    from pytensor.link.jax.dispatch import jax_funcify
 
-    shared: dict[Any, Any] = {
-        x: pt.constant(x.get_value()) for x in ancestors(outputs) if isinstance(x, SharedVariable)
-    }
-    graph = FunctionGraph(inputs=list(inputs), outputs=clone_replace(list(outputs), shared), clone=True)
+    before = jax.config.read("jax_enable_x64")
+    try:
+        from pytensor.link.jax.dispatch import jax_funcify  # whose import changes the precision of JAX
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    constants: dict[Any, Any] = {x: pt.constant(value) for x, value in shared.items()}
+    double = _in_double_precision(clone_replace(list(outputs), constants))
+    graph = FunctionGraph(inputs=list(inputs), outputs=double, clone=True)
     # Constants become arrays of JAX here.
     with double_precision(), _without_warnings():
         get_mode("JAX").optimizer.rewrite(graph)
         return jax_funcify(graph)
+
+
+_LOW = ("float16", "float32")
+
+
+def _in_double_precision(outputs: Sequence[Any]) -> list[Any]:
+    """Return a graph whose real numbers are all in double precision.
+
+    PyTensor takes a number of Python that single precision holds exactly as such, and computes its logarithm or gamma
+    function in single precision.
+    """
+    import pytensor.tensor as pt
+    from pytensor.graph.basic import Constant
+    from pytensor.graph.traversal import toposort
+    from pytensor.scalar.basic import Cast
+    from pytensor.tensor.elemwise import Elemwise
+
+    found: dict[Any, Any] = {}
+
+    def of(x: Any) -> Any:
+        if x not in found and isinstance(x, Constant) and getattr(x.type, "dtype", "") in _LOW:
+            found[x] = pt.constant(np.asarray(x.data, dtype=np.float64), name=x.name)
+        return found.get(x, x)
+
+    for node in toposort(outputs):
+        given, op = [of(x) for x in node.inputs], node.op
+        if isinstance(op, Elemwise) and any(x.type.dtype in _LOW for x in node.outputs):
+            if isinstance(op.scalar_op, Cast):
+                found[node.outputs[0]] = pt.cast(given[0], "float64")
+                continue
+            given = [pt.cast(x, "float64") if x.type.dtype.startswith(("int", "uint", *_LOW)) else x for x in given]
+        if any(new is not old for new, old in zip(given, node.inputs, strict=True)):
+            found |= dict(zip(node.outputs, op.make_node(*given).outputs, strict=True))
+    return [of(x) for x in outputs]
 
 
 @contextmanager
@@ -290,15 +352,34 @@ def _of_bambi(model: Any) -> Any:
     return model.backend.model
 
 
-def _orders(transform: Any) -> bool:
-    """Tell whether a transform has ordered values, to which the density of a prior is only restricted."""
-    parts = getattr(transform, "transform_list", [transform])
-    return any("Ordered" in type(part).__name__ for part in parts)
+def _restricts(rv: Any, transform: Any) -> bool:
+    """Tell whether a transform of the user, such as an order, may restrict a variable to some of its values."""
+    from pymc.distributions.transforms import _default_transform
+
+    return type(transform) is not type(_default_transform(rv.owner.op, rv))
+
+
+def _ops(variables: Sequence[Any]) -> set[str]:
+    """Return the names of the operations that variables come from."""
+    from pytensor.graph.traversal import ancestors
+
+    return {type(x.owner.op).__name__ for x in ancestors(variables) if x.owner is not None}
+
+
+def _shared_variables(model: Any) -> list[Any]:
+    """Return the shared variables that a model depends on, without generators of random numbers."""
+    from pytensor.compile.sharedvalue import SharedVariable
+    from pytensor.graph.traversal import ancestors
+
+    of_data = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+    variables = [*model.basic_RVs, *of_data, *model.potentials, *model.deterministics]
+    found = dict.fromkeys(x for x in ancestors(variables) if isinstance(x, SharedVariable))
+    return [x for x in found if hasattr(x.type, "dtype")]
 
 
 def _refuse(model: Any) -> None:
     """Raise a typed error for models that are no target."""
-    from pytensor.graph.traversal import ancestors
+    import pymc
 
     if not model.free_RVs:
         raise ModelError("the model has no continuous latent variable, so there is nothing to sample")
@@ -308,17 +389,23 @@ def _refuse(model: Any) -> None:
                 f"{rv.name!r} is discrete and not observed; sum it out, as by pymc_extras.marginalize, or write a "
                 "mixture, such as pymc.Mixture"
             )
-    for rv in model.observed_RVs:
-        kinds = {type(x.owner.op).__name__ for x in ancestors([rv, model.rvs_to_values[rv]]) if x.owner is not None}
-        if any("Minibatch" in kind for kind in kinds):
+        if "_LKJCholeskyCovRV" in _ops([rv]) and _is_old(pymc.__version__):
             raise UnsupportedSiteError(
-                f"observed variable {rv.name!r} is a minibatch, or has a total_size; observe all of the data"
+                f"{rv.name!r} is an LKJCholeskyCov, whose density has another constant before PyMC 6; update PyMC, or "
+                "write LKJCorr and scales"
             )
+    for rv in (*model.observed_RVs, *model.potentials):
+        kinds = _ops([rv, model.rvs_to_values[rv]] if rv in model.rvs_to_values else [rv])
+        if any("Minibatch" in kind for kind in kinds):
+            raise UnsupportedSiteError(f"{rv.name!r} is of a minibatch, or has a total_size; give it all of the data")
         if any("Simulator" in kind for kind in kinds):
             raise UnsupportedSiteError(
-                f"observed variable {rv.name!r} is a simulator, which has no density; learn it, by "
-                "bayeskit.workflows.learn_likelihood"
+                f"{rv.name!r} is of a simulator, which has no density; learn it, by bayeskit.workflows.learn_likelihood"
             )
+
+
+def _is_old(version: str) -> bool:
+    return int(version.partition(".")[0]) < 6
 
 
 def _seed(generator: torch.Generator) -> int:

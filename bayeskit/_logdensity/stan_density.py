@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import math
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from importlib.resources import as_file, files
@@ -47,6 +49,7 @@ class StanDensity(ForeignDensity):
 
     def __init__(self, program: str | Path, data: Any, prior: Any = None) -> None:
         self._program, self._data = _text_of(program, ".stan"), _json_of(data)
+        self._folder = Path(program).parent if _is_file(program, ".stan") else None
         self._prior_program, self._prior_data = self._program, self._data
         if isinstance(prior, Mapping):
             self._prior_data = json.dumps(json.loads(self._data) | json.loads(_json_of(prior)))
@@ -60,6 +63,8 @@ class StanDensity(ForeignDensity):
         unconstrained = _shapes(model.names_of_vector)
         for name, shape in _shapes(names).items():
             part = unconstrained.get(name, torch.Size((0,)))
+            # Within a matrix Stan goes by columns, so that an element of the vector has no name of an element of it.
+            part = torch.Size((part.numel(),)) if len(shape) > 1 else part
             sites.append(Site(name, shape, part, start, start + part.numel()))
             start += part.numel()
         if start != model.dim or not sites:
@@ -71,15 +76,23 @@ class StanDensity(ForeignDensity):
         dimensions = {name: (None,) * len(shape) for name, shape in more.items()}
         dimensions |= {name: (None,) * x.dim() for name, x in constant.items()}
         super().__init__(tuple(sites), {}, constant, dimensions, {})
+        # Edits of a program show in its text, not always in its density at a few points.
+        texts = "\0".join((self._program, self._prior_program, self._data, self._prior_data))
+        self.data.append(torch.frombuffer(bytearray(hashlib.sha256(texts.encode()).digest()), dtype=torch.uint8))
         self.no_pointwise = "" if LOG_LIKELIHOOD in more else _NO_LOG_LIKELIHOOD
+
+    @property
+    def has_likelihood(self) -> bool:
+        """A program does not say what its data are."""
+        return True
 
     @cached_property
     def _model(self) -> _StanModel:
-        return _StanModel(self._program, self._data)
+        return _StanModel(self._program, self._data, self._folder)
 
     @cached_property
     def _prior(self) -> _StanModel:
-        return _StanModel(self._prior_program, self._prior_data)
+        return _StanModel(self._prior_program, self._prior_data, self._folder)
 
     @cached_property
     def functions(self) -> _StanFunctions:
@@ -120,7 +133,7 @@ class StanDensity(ForeignDensity):
         """Return the generated quantities but ``log_lik``, ``(n, *shape)``."""
         if redraw or args:
             raise SettingsError("a Stan program draws its generated quantities only, for data given by name")
-        model = self._model if not kwargs else _StanModel(self._program, _with(self._data, kwargs))
+        model = self._model if not kwargs else _StanModel(self._program, _with(self._data, kwargs), self._folder)
         known = _shapes(model.names(True, False))
         seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
         found = model.constrained(u, True, True, seed)
@@ -154,8 +167,8 @@ class _StanModel:
 
     _has_warned = False
 
-    def __init__(self, program: str, data: str) -> None:
-        self._library = _compiled(program)
+    def __init__(self, program: str, data: str, folder: Path | None) -> None:
+        self._library = _compiled(program, folder)
         self._pointer = ctypes.c_void_p()
         if self._library.make(data.encode(), ctypes.byref(self._pointer)):
             raise DataError(f"the Stan program refuses its data: {self._said()}")
@@ -236,21 +249,28 @@ def _as_stan(x: Tensor, event_dim: int) -> Tensor:
 def _shapes(names: Sequence[str]) -> dict[str, torch.Size]:
     """Return the shape of each variable, by the names of its elements, such as ``beta.2.3``; the last one counts."""
     found: dict[str, torch.Size] = {}
+    counts = Counter[str]()
     for name in names:
-        stem, *places = name.split(".")
-        found[stem] = torch.Size(map(int, places))
+        stem, *places = re.split(r"[.:]", name)
+        counts[stem] += 1
+        # Parts of tuples and of complex numbers are in a row.
+        plain = ":" not in name and all(place.isdigit() for place in places)
+        found[stem] = torch.Size(map(int, places)) if plain else torch.Size((counts[stem],))
     return found
 
 
 # Programs and data.
 
 
+def _is_file(program: str | Path, suffix: str) -> bool:
+    return isinstance(program, Path) or program.strip().endswith(suffix)
+
+
 def _text_of(program: str | Path, suffix: str) -> str:
     """Return the text of a program, or of the file of this name."""
-    is_file = isinstance(program, Path) or (isinstance(program, str) and program.strip().endswith(suffix))
     if not isinstance(program, str | Path):
         raise SettingsError(f"a Stan program is a text or a path, not a {type(program).__name__}")
-    if not is_file:
+    if not _is_file(program, suffix):
         return str(program)
     try:
         return Path(program).read_text(encoding="utf-8")
@@ -269,6 +289,8 @@ def _json_of(data: Any) -> str:
 
 
 def _plain(name: str, x: Any) -> Any:
+    if np.ma.is_masked(x):
+        raise DataError(f"data {name!r} is a masked array; Stan has no missing data: leave them out")
     array = x.numpy(force=True) if isinstance(x, Tensor) else np.asarray(x)
     if array.dtype.kind not in "biuf":
         raise DataError(f"data {name!r} is of type {array.dtype}, not numbers")
@@ -291,7 +313,7 @@ def _tensor(x: Any) -> Tensor:
     return torch.from_numpy(np.asarray(x))
 
 
-def _compiled(program: str) -> ctypes.CDLL:
+def _compiled(program: str, folder: Path | None) -> ctypes.CDLL:
     """Return the library of a program; ModelError if Stan or the C++ compiler refuses it."""
     try:
         home = files("httpstan")
@@ -300,7 +322,7 @@ def _compiled(program: str) -> ctypes.CDLL:
             "Stan's compiler and headers are missing; pip install 'bayeskit[stan]' brings them", name="httpstan"
         ) from error
     with as_file(home / "stanc") as stanc, as_file(home / "include") as include, as_file(home / "lib") as libraries:
-        source = _translated(str(stanc), program)
+        source = _translated(str(stanc), program, folder)
         sources = {"model.cpp": f'{source}\n#include "model.hpp"\n', "model.hpp": _HEADER.read_text(encoding="utf-8")}
         linked = [f"-L{libraries}", "-ltbb", f"-Wl,-rpath,{libraries}"]
         if re.search(r"\b(ode|dae|algebra|solve)_", source):
@@ -323,12 +345,13 @@ def _compiled(program: str) -> ctypes.CDLL:
     return library
 
 
-def _translated(stanc: str, program: str) -> str:
-    """Return the C++ of a program; ModelError with Stan's words if it is none."""
+def _translated(stanc: str, program: str, includes: Path | None) -> str:
+    """Return the C++ of a program, whose includes are in a folder; ModelError with Stan's words if it is none."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _FILE).write_text(program, encoding="utf-8")
         # Stan's messages, and the C++, name the file as it is given.
-        command = [stanc, "--name", "model", "--print-cpp", _FILE]
+        found = [] if includes is None else [f"--include-paths={includes.resolve()}"]
+        command = [stanc, "--name", "model", "--print-cpp", *found, _FILE]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]

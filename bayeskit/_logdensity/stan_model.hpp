@@ -21,9 +21,10 @@ const double nan_value = std::numeric_limits<double>::quiet_NaN();
 
 const Model& of(void* model) { return *static_cast<Model*>(model); }
 
-// Call a function; return whether it has failed, and keep why.
+// Call a function; return whether it has failed, and keep why. Each thread has a tape of derivatives of its own.
 template <typename Function>
 int failed(const Function& function) {
+  static thread_local stan::math::ChainableStack tape;
   try {
     function();
     return 0;

@@ -599,6 +599,8 @@ class Target:
         return bool(self.findings["constant likelihood"])
 
     def _likelihood_varies(self) -> bool:
+        if isinstance(self.density, ForeignDensity):
+            return self.density.has_likelihood
         leaf = torch.zeros(1, self.dim, dtype=self.dtype, device=self.device, requires_grad=True)
         try:
             with torch.enable_grad(), process_state():

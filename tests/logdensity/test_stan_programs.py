@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,17 +70,13 @@ def test_prior_and_likelihood_have_all_constants(split):
     variance, mean = u[:, 0].exp(), u[:, 1]
     expected = torch.distributions.Normal(mean, variance.sqrt()).log_prob(torch.as_tensor(Y)[:, None]).sum(0)
     torch.testing.assert_close(log_likelihood, expected, rtol=1e-10, atol=1e-10)
-    # Of the program's parameters the first two and the last are easy to integrate by hand.
-    own = 3 * math.log(2) - math.lgamma(3) - 4 * u[:, 0] - 2 / variance + u[:, 0]
-    own += torch.distributions.Normal(0.0, 2 * variance.sqrt()).log_prob(mean)
-    own += torch.distributions.Normal(0.0, 1.0).log_prob(u[:, -6:]).sum(-1)
-    of_rest = (log_prior - own).exp()
-    aside = u.clone()
-    aside[:, [0, 1, *range(split.dim - 6, split.dim)]] = 0
-    at_zero = split.log_prior(aside) - (
-        3 * math.log(2) - math.lgamma(3) - 2 - math.log(2) - 4 * math.log(2 * math.pi) + 0.5 * math.log(2 * math.pi)
-    )
-    torch.testing.assert_close(of_rest.log(), at_zero, rtol=1e-9, atol=1e-9)
+    # The rest is that of Pyro, whose simplexes and Cholesky factors have other coordinates.
+    values = split.constrain(u)
+    own = torch.distributions.InverseGamma(torch.tensor(3.0, dtype=F64), 2.0).log_prob(variance)
+    own += torch.distributions.Normal(0.0, 2 * variance.sqrt()).log_prob(mean) + math.lgamma(3.0)
+    own += torch.distributions.LKJCholesky(3, torch.tensor(2.0, dtype=F64)).log_prob(values["L"])
+    own += torch.distributions.Normal(0.0, 1.0).log_prob(values["z"]).sum((1, 2))
+    torch.testing.assert_close(log_prior, own + split.log_jacobian(u), rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_and_temperatures(split):
@@ -144,6 +141,39 @@ def test_points_that_a_program_rejects_have_density_zero():
     assert value[0] == value[2] == pytest.approx(-0.5 * math.log(2 * math.pi) - 0.125)
 
 
+def test_threads_have_tapes_of_their_own(target):
+    u = points(target, 8)
+    expected = target.value_and_grad(u)
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(lambda _: target.value_and_grad(u), range(4)):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::bayeskit.errors.SamplingWarning")
+def test_programs_with_other_text_or_data_have_other_fingerprints(target):
+    other = bk.Target.from_stan(PROGRAM, DATA | {"y": Y + 1e-12})
+    assert other.fingerprint() != target.fingerprint()
+    with pytest.warns(bk.errors.DataWarning, match="the data of 'a', 'b' are not compared: a Stan program"):
+        bk.workflows.compare_models({"a": _sampled(target), "b": _sampled(other)}, progress=False)
+
+
+def _sampled(target):
+    return bk.sample(target, num_samples=300, num_warmup=200, progress=False)
+
+
+def test_parts_of_tuples_and_of_complex_numbers_are_in_a_row():
+    program = """
+    parameters { real a; matrix[2, 3] M; }
+    transformed parameters { complex c = to_complex(a, 1); tuple(real, vector[2]) q = (a, [a, 2]'); }
+    model { a ~ normal(0, 1); to_vector(M) ~ normal(0, 1); }
+    """
+    target = bk.Target.from_stan(program, {})
+    values = target.constrain(torch.arange(7.0, dtype=F64).unsqueeze(0), deterministic=True)
+    assert values["c"].tolist() == [[0.0, 1.0]] and values["q"].tolist() == [[0.0, 0.0, 2.0]]
+    assert values["M"][0].tolist() == [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
+    assert target.names == ("a", *(f"M[{i}]" for i in range(6)))
+
+
 def test_files_and_other_processes(target, tmp_path):
     (tmp_path / "model.stan").write_text(PROGRAM)
     (tmp_path / "data.json").write_text(json.dumps({"n": 8, "y": Y.tolist(), "prior_only": 0}))
@@ -172,6 +202,7 @@ def test_a_differential_equation_is_linked():
         ("data { int n }", {}, ModelError, "Stan refuses the program: Syntax error (.|\n)*data . int n ."),
         (PROGRAM, {"n": 2, "prior_only": 0}, DataError, "refuses its data: .*variable name=y"),
         (PROGRAM, DATA | {"y": np.where(Y > 2, np.nan, Y)}, DataError, "data 'y' holds 2 NaN"),
+        (PROGRAM, DATA | {"y": np.ma.masked_array(Y, Y > 2)}, DataError, "data 'y' is a masked array"),
         (PROGRAM, DATA | {"y": ["a"] * 8}, DataError, "data 'y' is of type"),
         (PROGRAM, [1, 2], DataError, "a mapping by name"),
         ("no_such_file.stan", {}, DataError, "no_such_file.stan cannot be read"),
