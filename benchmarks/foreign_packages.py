@@ -1,6 +1,6 @@
 """Print what becomes of models of NumPyro, PyMC, Bambi and Stan as targets, beside what these packages compute.
 
-    python benchmarks/foreign_packages.py --models DIR [--data DIR] [--only NAME ...] [--no-evidence]
+    python benchmarks/foreign_packages.py --models DIR [--data DIR] [--only NAME ...] [--no-evidence] [--seconds 600]
 
 The folder of `--models` has folders `numpyro`, `pymc`, `bambi` and `stan` with a module for each model. Its `make()`
 returns `(model, args, kwargs)` for NumPyro, the model for PyMC and Bambi, and `(program, data, prior)` for Stan;
@@ -27,14 +27,16 @@ import argparse
 import importlib.util
 import json
 import math
+import multiprocessing
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from io import StringIO
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -264,8 +266,13 @@ def _drawn(found: Mapping[str, Tensor], target: bk.Target) -> None:
     _require(bool(found), "nothing is drawn")
 
 
-def features(package: Package, target: bk.Target, draws: Any, u: Tensor) -> dict[str, Callable[[], None]]:
-    """Return checks by feature, which raise an error where it is lost."""
+def features(
+    target: bk.Target, draws: Any, u: Tensor, named: Mapping[str, Iterable[str]], computed: Iterable[str]
+) -> dict[str, Callable[[], None]]:
+    """Return checks by feature, which raise an error where it is lost.
+
+    The package names dimensions of variables, and the deterministic variables.
+    """
 
     def prior_draws() -> None:
         v = target.sample_prior(POINTS)
@@ -285,13 +292,15 @@ def features(package: Package, target: bk.Target, draws: Any, u: Tensor) -> dict
 
     def dims() -> None:
         tree = draws.to_arviz()
-        for name, expected in package.dims().items():
-            group = tree["posterior"] if name in tree["posterior"] else tree["observed_data"]
+        for name, expected in named.items():
+            group = next((tree[x] for x in ("posterior", "observed_data") if x in tree and name in tree[x]), None)
+            if group is None:  # summed out
+                continue
             missing = [d for d in expected if d not in group[name].dims]
             _require(not missing, f"{name!r} has no dimension {missing}: {group[name].dims}")
 
     def deterministic() -> None:
-        missing = set(package.deterministic()) - set(draws.values())
+        missing = set(computed) - set(draws.values())
         _require(not missing, f"no values of {sorted(missing)}")
 
     def tempering() -> None:
@@ -357,7 +366,8 @@ def judge_evidence(row: Row, target: bk.Target, exact: float | None) -> None:
     row.lines += [f"evidence: {name} does not apply: {why[:120]}" for name, why in verdict.refused.items()]
     row.lines += [f"evidence: {name} is not trusted: {why[:160]}" for name, why in verdict.untrusted.items()]
     row.lines += [f"evidence: {name} disagrees, {x:.1f} errors away" for name, x in verdict.disagreeing.items()]
-    row.lines += [f"evidence: {note[:200]}" for note in verdict.notes if "modes are known" not in note]
+    row.lines += [f"evidence: {name} is higher, {x:.1f} errors away" for name, x in verdict.contradicted_by.items()]
+    row.lines += [f"evidence: {note[:200]}" for note in verdict.notes if " known, after" not in note]
     row.trusted, row.agreed = len(verdict.agreeing) + len(verdict.disagreeing), verdict.is_agreed
     if verdict.best is None:
         row.evidence = "none is trusted"
@@ -369,19 +379,16 @@ def judge_evidence(row: Row, target: bk.Target, exact: float | None) -> None:
         row.evidence += f", exact {(best.log_evidence - exact) / best.standard_error:+.1f}"
 
 
-def judged(name: str, package: Package, module: ModuleType | None, with_evidence: bool) -> Row:
-    """Return the row of a model."""
-    row, begin = Row(name), time.monotonic()
+def judge(row: Row, package: Package, module: ModuleType | None) -> bk.Target | None:
+    """Fill all of the row of a model but the evidence; return its target."""
     target = row.attempt("target", package.target)
     if target is None:
-        row.failed = True
-        return row
+        return None
     row.dim = target.dim
     u = torch.randn(POINTS, target.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     density = row.attempt("density", lambda: target.log_density(u).numpy())
     if density is None:
-        row.failed = True
-        return row
+        return None
     own = row.attempt("the package's own density", lambda: package.density(target, u))
     if own is not None:
         row.density = difference(density, own, package.drops_constants)
@@ -393,7 +400,9 @@ def judged(name: str, package: Package, module: ModuleType | None, with_evidence
     improper = getattr(target.density, "improper_sites", ())  # nobody draws from these priors
     draws = row.attempt("draws", lambda: bk.sample(target, progress=False))
     if draws is not None:
-        for what, check in features(package, target, draws, u).items():
+        named = row.attempt("the package's own dimensions", package.dims, {})
+        computed = row.attempt("the package's own deterministic variables", package.deterministic, ())
+        for what, check in features(target, draws, u, named, computed).items():
             try:
                 check()
             except Exception as error:
@@ -404,11 +413,10 @@ def judged(name: str, package: Package, module: ModuleType | None, with_evidence
         if "pointwise" not in (*row.lost, *package.absent):
             few = draws.thin(20) if package.drops_constants else draws  # PyStan takes them one by one
             row.loo = row.attempt("LOO", lambda: loo_difference(package, few), math.nan)
-    if with_evidence:
-        exact = row.attempt("exact", module.exact) if hasattr(module, "exact") else None
-        row.attempt("evidence", lambda: judge_evidence(row, target, exact))
-    row.seconds = time.monotonic() - begin
-    return row
+    return target
+
+
+# Models, each in a process that may be ended.
 
 
 def _module(path: Path) -> ModuleType:
@@ -432,6 +440,76 @@ def _of_posteriordb(folder: Path, name: str) -> tuple[Package, None]:
     return stan_package((folder / f"{name}.stan").read_text(), data), None
 
 
+def _cases(models: Path, data: Path | None) -> dict[str, Callable[[], tuple[Package, ModuleType | None]]]:
+    found: dict[str, Callable[[], tuple[Package, ModuleType | None]]] = {
+        f"{path.parent.name}/{path.stem}": partial(_of_module, path) for path in sorted(models.glob("*/*.py"))
+    }
+    programs = PROGRAMS if data is not None else ()
+    return found | {f"posteriordb/{name}": partial(_of_posteriordb, data, name) for name in programs}
+
+
+def work(connection: Connection, models: Path, data: Path | None, with_evidence: bool) -> None:
+    """Answer each name with its row, first without and then with the evidence."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    cases = _cases(models, data)
+    while (name := connection.recv()) is not None:
+        row, begin = Row(name), time.monotonic()
+        package, module = row.attempt("the model itself", cases[name], (None, None))
+        target = None if package is None else judge(row, package, module)
+        row.failed, row.seconds = target is None, time.monotonic() - begin
+        connection.send((row, row.failed or not with_evidence))
+        if with_evidence and target is not None:
+            exact = row.attempt("exact", module.exact) if hasattr(module, "exact") else None
+            row.attempt("evidence", partial(judge_evidence, row, target, exact))
+            row.seconds = time.monotonic() - begin
+            connection.send((row, True))
+
+
+@dataclass
+class Worker:
+    """A process for models one after the other, started anew after one that takes too long or ends it."""
+
+    arguments: tuple[Any, ...]
+    limit: float
+    process: Any = None
+    connection: Any = None
+
+    def row(self, name: str) -> Row:
+        """Return the row of a model."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.connection, other = context.Pipe()
+            self.process = context.Process(target=work, args=(other, *self.arguments), daemon=True)
+            self.process.start()
+            other.close()
+        self.connection.send(name)
+        row, begin = Row(name), time.monotonic()
+        while True:
+            try:
+                if not self.connection.poll(max(0.0, begin + self.limit - time.monotonic())):
+                    why = f"not done in {self.limit:.0f} s"
+                    break
+                row, done = self.connection.recv()
+                if done:
+                    return row
+            except (EOFError, OSError):
+                self.process.join()
+                why = f"the process has ended with status {self.process.exitcode}"
+                break
+        self.process.kill()
+        self.process = None
+        row.lines.append(f"{'evidence' if row.dim else 'target'}: {why}")
+        row.failed, row.seconds = not row.dim, time.monotonic() - begin
+        return row
+
+    def end(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.connection.send(None)
+            self.process.join()
+
+
 def main() -> None:
     """Print the table and the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -439,24 +517,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="parts of names, such as pymc/ or eight_schools")
     parser.add_argument("--no-evidence", action="store_true")
+    parser.add_argument("--seconds", type=float, default=600.0, help="most seconds for a model")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    paths = sorted(options.models.glob("*/*.py"))
-    cases: dict[str, Callable[[], tuple[Package, ModuleType | None]]] = {
-        f"{path.parent.name}/{path.stem}": lambda path=path: _of_module(path) for path in paths
-    }
-    if options.data is not None:
-        cases |= {f"posteriordb/{name}": lambda name=name: _of_posteriordb(options.data, name) for name in PROGRAMS}
+    worker = Worker((options.models, options.data, not options.no_evidence), options.seconds)
     rows = []
     print(f"{'model':42} {'d':>4} {'density':>8} {'Pyro':>8} {'LOO':>8} {'evidence':52} {'s':>5} lost")
-    for name, make in cases.items():
-        if options.only and not any(part in name for part in options.only):
-            continue
-        failed = Row(name, failed=True)
-        made = failed.attempt("the model itself", make)
-        rows.append(failed if made is None else judged(name, *made, with_evidence=not options.no_evidence))
-        print(rows[-1], flush=True)
+    for name in _cases(options.models, options.data):
+        if not options.only or any(part in name for part in options.only):
+            rows.append(worker.row(name))
+            print(rows[-1], flush=True)
+    worker.end()
     lost = Counter(what for row in rows for what in row.lost)
     print(f"{len(rows)} models, {sum(row.failed for row in rows)} of them without a target")
     for what in ("density", "pyro"):
@@ -469,7 +539,8 @@ def main() -> None:
         f"{sum(row.trusted >= 3 and row.agreed for row in rows)} of {sum(bool(row.evidence) for row in rows)}"
     )
     print(f"features lost: {', '.join(f'{what} {count}' for what, count in lost.most_common()) or 'none'}")
-    print(f"errors that are none of bayeskit's own: {sum(': ! ' in line for row in rows for line in row.lines)}")
+    foreign = [line for row in rows for line in row.lines if ": ! " in line and not line.startswith("the ")]
+    print(f"errors that are none of bayeskit's own: {len(foreign)}")
 
 
 if __name__ == "__main__":
