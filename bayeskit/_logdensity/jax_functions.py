@@ -12,10 +12,12 @@ from torch.utils import dlpack
 
 from bayeskit._core.evaluation import Evaluation, Integrator
 
-#: Numbers of rows that functions are compiled for; a call with another number takes the next one.
-_SIZES = (4, 16, 64, 256, 1024)
-#: Steps of a path are counted by an array of at least this length, so that few lengths are compiled.
-_STEPS = 64
+#: Numbers of rows that functions are compiled for. Few, because compilation takes longer than most runs of small models.
+_SIZES = (4, 64, 1024)
+#: The most calls of one size that a larger size does not replace.
+_CALLS = 4
+#: Steps of a path are counted by an array of at least this length, so that one length is compiled.
+_STEPS = 1024
 
 
 def double_precision() -> Any:
@@ -62,16 +64,16 @@ class JaxFunction:
 
         if self._compiled is None:
             self._compiled = jax.jit(jax.vmap(self.function))
+        # By the count alone: a row's last digits depend on the size.
+        size = next((size for size in _SIZES if len(rows[0]) <= _CALLS * size), _SIZES[-1])
         with double_precision():
-            if len(rows[0]) <= _SIZES[-1]:
-                return self._of_some(rows)
-            parts = [self._of_some(each) for each in zip(*(x.split(_SIZES[-1]) for x in rows), strict=True)]
+            if len(rows[0]) <= size:
+                return self._of_some(rows, size)
+            parts = [self._of_some(each, size) for each in zip(*(x.split(size) for x in rows), strict=True)]
             return jax.tree.map(lambda *each: torch.cat(each), *parts)
 
-    def _of_some(self, rows: tuple[Tensor, ...]) -> Any:
+    def _of_some(self, rows: tuple[Tensor, ...], size: int) -> Any:
         count = len(rows[0])
-        # By the count alone: a row's last digits depend on the size.
-        size = next(size for size in _SIZES if count <= size)
         if size > count:
             rows = tuple(_padded(x, size) for x in rows)
         found = _as_torch(self._compiled(*(x.numpy() for x in rows)))
@@ -99,7 +101,7 @@ class JaxDensity(Integrator):
     def __init__(self, joint: Callable[[Any], tuple[Any, Any]]) -> None:
         self._joint = joint
         self._rows = JaxFunction(self._packed)
-        self._paths: dict[tuple[bool, bool], Any] = {}
+        self._paths: dict[bool, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_paths": {}}
@@ -157,29 +159,31 @@ class JaxDensity(Integrator):
         """Move positions and momenta within JAX."""
         import jax
 
-        kind = (is_dense, start is not None)
-        if kind not in self._paths:
-            self._paths[kind] = jax.jit(self._over_groups(*kind))
+        if is_dense not in self._paths:
+            self._paths[is_dense] = jax.jit(self._over_groups(is_dense))
         groups = 1 if factor.dim() == (2 if is_dense else 1) else len(factor)
         size = max(_STEPS, 1 << max(0, len(kicks) - 1).bit_length())
         kicked = torch.zeros(size, dtype=torch.float64)
         kicked[: len(kicks)] = torch.tensor(kicks, dtype=torch.float64)
-        by_row = (q, p, step, beta, *(() if start is None else start))
+        # Without turns the evaluation of the start is neither known nor used.
+        by_row = (q, p, step, beta, *(start or (beta, beta, beta, q)))
         rows = (x.detach().to(torch.float64).reshape(groups, -1, *x.shape[1:]).numpy() for x in by_row)
         of_groups = factor.reshape(groups, *factor.shape[-(1 + is_dense) :]).numpy()
         with double_precision():
-            found = self._paths[kind](of_groups, kicked.numpy(), len(kicks), drift, *rows)
+            found = self._paths[is_dense](
+                of_groups, kicked.numpy(), len(kicks), float(drift), start is not None, *rows
+            )
             position, momentum, here, met = _as_torch(found)
         there = Evaluation(*(x.reshape(len(q), *x.shape[2:]) for x in here))
         return position.reshape(q.shape), momentum.reshape(q.shape), there, met.reshape(len(q), 4).T.contiguous()
 
-    def _over_groups(self, is_dense: bool, turns: bool) -> Callable[..., Any]:
+    def _over_groups(self, is_dense: bool) -> Callable[..., Any]:
         """Return the function of all rows, by group of a metric."""
         import jax
 
-        def of_all(factor: Any, kicks: Any, count: Any, drift: Any, *rows: Any) -> Any:
+        def of_all(factor: Any, kicks: Any, count: Any, drift: Any, turns: Any, *rows: Any) -> Any:
             def of_group(factor: Any, *rows: Any) -> Any:
-                path = partial(self._path, is_dense, turns, factor, kicks, count, drift)
+                path = partial(self._path, is_dense, factor, kicks, count, drift, turns)
                 return jax.vmap(path)(*rows)
 
             return jax.vmap(of_group)(factor, *rows)
@@ -189,26 +193,27 @@ class JaxDensity(Integrator):
     def _path(
         self,
         is_dense: bool,
-        turns: bool,
         factor: Any,
         kicks: Any,
         count: Any,
         drift: Any,
+        turns: Any,
         q: Any,
         p: Any,
         step: Any,
         beta: Any,
-        *start: Any,
+        *here: Any,
     ) -> Any:
-        """Return the end of a path of ``count`` steps, its evaluation, and what was met on it, ``(4,)``."""
+        """Return the end of a path of ``count`` steps, its evaluation, and what was met on it, ``(4,)``.
+
+        Where ``turns`` is true, a step into zero density keeps the position and reverses the momentum.
+        """
         import jax
         import jax.numpy as jnp
 
         def pull(gradient: Any) -> Any:
             return gradient @ factor if is_dense else gradient * factor
 
-        # Without turns the evaluation of the start is neither known nor used.
-        here = start if turns else (beta, beta, beta, q)
         inside = here[2] > -jnp.inf
 
         def advance(number: Any, state: Any) -> Any:
@@ -216,17 +221,13 @@ class JaxDensity(Integrator):
             moved = q + drift * step * (factor @ p if is_dense else factor * p)
             there = self._with_gradient(moved, 1.0, beta)
             lowest = jnp.minimum(lowest, there[2])
-            if turns:
-                # A step into zero density keeps the position and reverses the momentum.
-                back = inside & (there[2] == -jnp.inf)
-                reversals = reversals + back
-                q, p = jnp.where(back, q, moved), jnp.where(back, -p, p)
-                force = jnp.where(back, force, pull(there[3]))
-                here = tuple(jnp.where(back, old, new) for old, new in zip(here, there, strict=True))
-                middle = p + 0.5 * step * force
-                highest = jnp.maximum(highest, 0.5 * middle @ middle - here[2])
-            else:
-                q, here, force = moved, there, pull(there[3])
+            back = turns & inside & (there[2] == -jnp.inf)
+            reversals = reversals + back
+            q, p = jnp.where(back, q, moved), jnp.where(back, -p, p)
+            force = jnp.where(back, force, pull(there[3]))
+            here = tuple(jnp.where(back, old, new) for old, new in zip(here, there, strict=True))
+            middle = p + 0.5 * step * force
+            highest = jnp.maximum(highest, 0.5 * middle @ middle - here[2])
             return q, p + kicks[number] * step * force, here, force, lowest, highest, reversals
 
         first = (q, p, here, pull(here[3]), jnp.inf, -jnp.inf, 0.0)

@@ -92,11 +92,11 @@ class NumPyroDensity(ForeignDensity):
     # -- the model --------------------------------------------------------------------------
 
     def _run(self, seed: int) -> dict[str, Any]:
-        """Return a trace of the model at a draw from the prior."""
+        """Return a trace of the model at unconstrained zeros, and at draws of discrete sites."""
         import jax
         from numpyro import handlers
 
-        drawn = handlers.substitute(self.model, substitute_fn=_improper)
+        drawn = handlers.substitute(self.model, substitute_fn=_at_the_origin)
 
         def run() -> dict[str, Any]:
             trace = handlers.trace(handlers.seed(drawn, jax.random.PRNGKey(seed)))
@@ -351,14 +351,19 @@ def _constrained(parts: Mapping[str, Any], site: Mapping[str, Any]) -> Any:
     return transform(part)
 
 
-def _improper(site: Mapping[str, Any]) -> Any:
-    """Return a value of a latent site that cannot be drawn."""
+def _at_the_origin(site: Mapping[str, Any]) -> Any:
+    """Return the value of a continuous latent site at unconstrained zeros, which takes less than a draw of it."""
     from jax import numpy as jnp
     from numpyro.distributions import biject_to
 
-    if site["type"] != "sample" or site["is_observed"] or type(_base(site["fn"])).__name__ != "ImproperUniform":
+    if site["type"] != "sample" or site["is_observed"] or _is_discrete(site["fn"]):
         return None
-    transform = biject_to(site["fn"].support)
+    try:
+        transform = biject_to(site["fn"].support)
+    except NotImplementedError as error:
+        raise UnsupportedSiteError(
+            f"site {site['name']!r} has the support {site['fn'].support}, for which NumPyro has no bijection"
+        ) from error
     return transform(jnp.zeros(transform.inverse_shape(site["fn"].shape())))
 
 
@@ -450,13 +455,8 @@ def _shapes(site: Mapping[str, Any]) -> tuple[torch.Size, torch.Size]:
     """Return the shape of a latent site, and of its unconstrained part."""
     from numpyro.distributions import biject_to
 
-    try:
-        part = biject_to(site["fn"].support).inv(site["value"])
-    except NotImplementedError as error:
-        raise UnsupportedSiteError(
-            f"site {site['name']!r} has the support {site['fn'].support}, for which NumPyro has no bijection"
-        ) from error
-    return torch.Size(np.shape(site["value"])), torch.Size(np.shape(part))
+    shape = np.shape(site["value"])
+    return torch.Size(shape), torch.Size(biject_to(site["fn"].support).inverse_shape(shape))
 
 
 def _counted(site: Mapping[str, Any]) -> Tensor | None:
