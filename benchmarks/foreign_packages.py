@@ -5,8 +5,7 @@
 The folder of `--models` has folders `numpyro`, `pymc`, `bambi` and `stan` with a module for each model. Its `make()`
 returns `(model, args, kwargs)` for NumPyro, the model for PyMC and Bambi, and `(program, data, prior)` for Stan;
 `exact()`, if it is there, the log evidence; `pyro_model()`, if it is there, the same model for Pyro, with the same
-names of sites, and its arguments. The folder of `--data` has `NAME.stan` and `NAME.json` of posteriordb, of which
-`PROGRAMS` are taken. Columns:
+names of sites, and its arguments. The folder of `--data` has `NAME.stan` and `NAME.json` of posteriordb. Columns:
 
     density   largest relative difference of the log density from the package's own function at 100 random points:
               `compile_logp` of PyMC, the potential function of NumPyro, which sums out discrete sites, and `log_prob`
@@ -50,16 +49,6 @@ from torch import Tensor
 import bayeskit as bk
 from bayeskit.errors import BayeskitError
 
-PROGRAMS = (
-    "arK-arK",
-    "bball_drive_event_0-hmm_drive_0",
-    "eight_schools-eight_schools_noncentered",
-    "garch-garch11",
-    "gp_pois_regr-gp_regr",
-    "hudson_lynx_hare-lotka_volterra",
-    "low_dim_gauss_mix-low_dim_gauss_mix",
-    "sblrc-blr",
-)
 METHODS = (
     "bridge_sampling",
     "warp_bridge_sampling",
@@ -444,7 +433,7 @@ def _cases(models: Path, data: Path | None) -> dict[str, Callable[[], tuple[Pack
     found: dict[str, Callable[[], tuple[Package, ModuleType | None]]] = {
         f"{path.parent.name}/{path.stem}": partial(_of_module, path) for path in sorted(models.glob("*/*.py"))
     }
-    programs = PROGRAMS if data is not None else ()
+    programs = [] if data is None else [path.stem for path in sorted(data.glob("*.stan"))]
     return found | {f"posteriordb/{name}": partial(_of_posteriordb, data, name) for name in programs}
 
 
