@@ -29,6 +29,10 @@ class ForeignFunctions(Protocol):
         """Return log prior and log likelihood ``(n,)``, and the gradient of their sum with weights ``(n,)`` each."""
         ...
 
+    def values(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood of rows, ``(n, d) -> (n,)``."""
+        ...
+
 
 class ForeignDensity(ABC):
     """A model of another package, split into prior and likelihood; the source of its own evaluators.
@@ -191,8 +195,7 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(u: Tensor, density: ForeignDensity) -> tuple[Tensor, Tensor]:
         rows = u.reshape(-1, density.dim)
-        one = torch.ones_like(rows[:, 0])
-        log_prior, log_likelihood, _ = density.functions.weighted(rows, one, one)
+        log_prior, log_likelihood = density.functions.values(rows)
         return log_prior.reshape(u.shape[:-1]), log_likelihood.reshape(u.shape[:-1])
 
     @staticmethod

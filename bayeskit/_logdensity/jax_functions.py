@@ -134,6 +134,11 @@ class JaxDensity(Integrator):
         found = self._rows(u.detach(), prior, likelihood)
         return found[:, 0], found[:, 1], found[:, 3:]
 
+    def values(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood of rows, ``(n, d) -> (n,)``."""
+        one = torch.ones_like(u[:, 0])
+        return self.weighted(u, one, one)[:2]
+
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
         found = self._rows(u.detach(), torch.ones_like(beta), beta)

@@ -99,6 +99,9 @@ class StanDensity(ForeignDensity):
         """The density, compiled with Stan's headers."""
         return _StanFunctions(self._model, self._prior if self.is_split else None)
 
+    def compiled(self, num_vectors: int) -> None:
+        """Return None: values alone cost a fraction of those with the gradient."""
+
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the values of the parameters, ``(n, *shape)``, and of transformed ones."""
         return self._model.constrained(u, deterministic, False)
@@ -156,6 +159,14 @@ class _StanFunctions:
         gradient = prior.unsqueeze(-1) * of_prior + likelihood.unsqueeze(-1) * (slope - of_prior)
         return log_prior, log_likelihood, gradient
 
+    def values(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood of rows, ``(n, d) -> (n,)``."""
+        both, _ = self._both.evaluate(u, False)
+        if self._prior is None:
+            return torch.zeros_like(both), both
+        log_prior, _ = self._prior.evaluate(u, False)
+        return log_prior, torch.where(both == -math.inf, both, both - log_prior)
+
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
         log_prior, log_likelihood, gradient = self.weighted(u.detach(), torch.ones_like(beta), beta)
@@ -190,11 +201,12 @@ class _StanModel:
         """Return the names of the elements of values, such as ``beta.1``."""
         return self._lines(0, transformed, generated)
 
-    def evaluate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log densities ``(n,)`` and gradients ``(n, d)``."""
+    def evaluate(self, u: Tensor, with_gradient: bool = True) -> tuple[Tensor, Tensor]:
+        """Return log densities ``(n,)``, and gradients ``(n, d)`` or none, ``(0, d)``."""
         u = u.detach().contiguous()
-        value, gradient = u.new_empty(len(u)), torch.empty_like(u)
-        rejected = self._library.evaluate(self._pointer, *_pointers(u), len(u), *_pointers(value, gradient))
+        value, gradient = u.new_empty(len(u)), u.new_empty(len(u) if with_gradient else 0, u.shape[-1])
+        slopes = _pointers(gradient)[0] if with_gradient else None
+        rejected = self._library.evaluate(self._pointer, *_pointers(u), len(u), *_pointers(value), slopes)
         if rejected < 0:
             raise MemoryError("Stan had too little memory")
         # Stan rejects points far away, where numbers overflow, as a matter of course; not all points of a call.

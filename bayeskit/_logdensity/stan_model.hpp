@@ -66,8 +66,8 @@ const char* names(void* model, int unconstrained, int transformed, int generated
   return said.c_str();
 }
 
-// Log densities (rows) with their gradients (rows, d). Where the model rejects a vector the density is zero. Returns the
-// number of such rows, or -1 without memory.
+// Log densities (rows) with their gradients (rows, d), or alone where `gradient` is null, which costs a fraction. Where
+// the model rejects a vector the density is zero. Returns the number of such rows, or -1 without memory.
 int64_t evaluate(void* model, const double* u, int64_t rows, double* value, double* gradient) {
   const Model& one = of(model);
   const int64_t dim = one.num_params_r();
@@ -77,7 +77,10 @@ int64_t evaluate(void* model, const double* u, int64_t rows, double* value, doub
   int64_t rejected = 0;
   for (int64_t row = 0; row < rows; ++row) {
     std::memcpy(point.data(), u + row * dim, dim * sizeof(double));
-    const int status = failed([&] { stan::math::gradient(density, point, value[row], slope); });
+    const int status = failed([&] {
+      if (gradient) stan::math::gradient(density, point, value[row], slope);
+      else value[row] = one.log_prob_jacobian(point, &messages);
+    });
     if (status) {
       if (status == 2) return -1;
       value[row] = -std::numeric_limits<double>::infinity();
@@ -85,7 +88,7 @@ int64_t evaluate(void* model, const double* u, int64_t rows, double* value, doub
       ++rejected;
       stan::math::recover_memory();
     }
-    std::memcpy(gradient + row * dim, slope.data(), dim * sizeof(double));
+    if (gradient) std::memcpy(gradient + row * dim, slope.data(), dim * sizeof(double));
   }
   return rejected;
 }

@@ -133,7 +133,7 @@ class ForestLikelihood:
         SettingsError
             If a parameter has no value, or a name is unknown.
         """
-        patterns, *constants = self._sub_patterns(topologies)
+        patterns, *left_out = self._sub_patterns(topologies)
         expected = (len(topologies), topologies.num_edges)
         if branch_lengths.shape[-2:] != expected:
             raise ShapeError(
@@ -151,8 +151,9 @@ class ForestLikelihood:
 
         value = of(patterns)
         if isinstance(self.substitution, VariableSites):
-            log_variable = self.substitution.log_variable(torch.stack([of(constant) for constant in constants]))
-            value = value - self.alignment.num_sites * log_variable
+            counts = torch.from_numpy(self.substitution.left_out(self.alignment.num_taxa).counts)
+            logs = torch.stack([of(site) for site in left_out])
+            value = value - self.alignment.num_sites * self.substitution.log_observable(logs, counts)
         return value
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class ForestLikelihood:
         return [inputs.movedim(0, len(batch)), frequencies, *rates]
 
     def _sub_patterns(self, topologies: Topologies) -> list[SubPatterns]:
-        """Return the tables in the order of the topologies' taxa, those of the data and of constant sites."""
+        """Return the tables in the order of the topologies' taxa, of the data and of sites that cannot be in them."""
         if topologies.rooted:
             raise TreeError(
                 "The topologies are rooted, but the likelihood does not depend on the root. Remedy: use "
@@ -202,8 +203,8 @@ class ForestLikelihood:
                 self.substitution.num_states,
             )
             model = self.substitution
-            states = model.constant_states if isinstance(model, VariableSites) else ()
-            patterns = self._patterns = [data, *(data.all_with(state) for state in states)]
+            left_out = model.left_out(len(data.taxa)).patterns.T if isinstance(model, VariableSites) else ()
+            patterns = self._patterns = [data, *(data.of_site(masks) for masks in left_out)]
         return patterns
 
 

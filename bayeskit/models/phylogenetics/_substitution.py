@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pyro.distributions import Dirichlet, LogNormal, TorchDistribution
 from torch import Tensor
 
@@ -215,6 +219,7 @@ class Parameterized:
 
 #: Stationary frequencies; the default prior is flat, as in MrBayes.
 _BASE_FREQUENCIES = Parameter(lambda like: Dirichlet(like.new_ones(4)), size=4)
+_TWO_FREQUENCIES = Parameter(lambda like: Dirichlet(like.new_ones(2)), size=2)
 
 
 class SubstitutionModel(Parameterized, ABC):
@@ -481,119 +486,6 @@ class Mk(_EqualRates):
     def data_type(self) -> DataType:
         """Symbols of that many states."""
         return standard_characters(self.states)
-
-
-# Models of sites that are in the data because they vary.
-
-#: Largest logarithm of the probability of a constant site; that of a tree without lengths is zero.
-_SURELY_CONSTANT = -1e-15
-
-
-@dataclass(frozen=True, eq=False)
-class VariableSites(SubstitutionModel):
-    """A substitution model of sites that were chosen because they vary: Mkv, or `+ASC`.
-
-    Morphological characters are recorded where taxa differ, and alignments of single-nucleotide polymorphisms leave out
-    constant sites. The likelihood of each site is conditional on this: it is divided by the probability that not all
-    taxa have the same state. All taxa count, also those whose state at a site is missing.
-
-    Parameters
-    ----------
-    model : SubstitutionModel, default Mk()
-
-    Raises
-    ------
-    SettingsError
-        If `model` is no substitution model, or has the correction already.
-
-    References
-    ----------
-    P. O. Lewis (2001), A likelihood approach to estimating phylogeny from discrete morphological character data,
-    Systematic Biology 50, 913-925.
-
-    J. Felsenstein (1992), Phylogenies from restriction sites: a maximum-likelihood approach, Evolution 46, 159-173.
-
-    Examples
-    --------
-    >>> from bayeskit.models.phylogenetics import Tree, TreeModel
-    >>> alignment = Alignment.from_sequences({"A": "001", "B": "010", "C": "100"}, data_type="standard")
-    >>> model = TreeModel(alignment, Tree.from_newick("(A,B,C);"), VariableSites(Mk(2)))
-    >>> model.log_likelihood(torch.full((3,), 0.1, dtype=torch.float64)).exp()  # a sixth for each site
-    tensor(0.0046, dtype=torch.float64)
-    """
-
-    model: SubstitutionModel = field(default_factory=Mk)
-
-    def __post_init__(self) -> None:
-        """Check the model."""
-        if not isinstance(self.model, SubstitutionModel) or isinstance(self.model, VariableSites):
-            raise SettingsError(
-                f"VariableSites: {self.model!r:.80} is not a substitution model without this correction. Remedy: give "
-                "an object such as Mk(3) or GTR()."
-            )
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:
-        """Those of the model."""
-        return self.model.parameters
-
-    @property
-    def data_type(self) -> DataType:
-        """That of the model."""
-        return self.model.data_type
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all substitutions have the same rate."""
-        return self.model.is_uniform
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Batch shape of the parameter values."""
-        return self.model.batch_shape
-
-    def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
-        """Return the priors of the model's parameters without a value."""
-        return self.model.priors(like)
-
-    def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
-        """Return a copy with values for some of the parameters."""
-        made = copy.copy(self)
-        object.__setattr__(made, "model", self.model.with_parameters(values))
-        return made
-
-    def frequencies(self, like: Tensor) -> Tensor:
-        """Return the stationary frequencies, shape `(*batch, states)`, with the dtype and device of `like`."""
-        return self.model.frequencies(like)
-
-    def rate_matrix(self, like: Tensor) -> Tensor:
-        """Return the rate matrix, shape `(*batch, states, states)`, with the dtype and device of `like`."""
-        return self.model.rate_matrix(like)
-
-    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
-        """Return the matrices of transition probabilities, shape `(*batch, edges, states, states)`."""
-        return self.model.transition_matrices(branch_lengths)
-
-    @property
-    def constant_states(self) -> range:
-        """States of which the probability that all taxa have them is needed: one, if all have the same."""
-        return range(1 if self.is_uniform else self.num_states)
-
-    def log_variable(self, log_constant: Tensor) -> Tensor:
-        """Return the log probability that a site varies.
-
-        Parameters
-        ----------
-        log_constant : Tensor
-            Log probability that all taxa have a state, for each of `constant_states`, shape `(states, *batch)`.
-
-        Returns
-        -------
-        Tensor
-            Shape `(*batch)`.
-        """
-        total = log_constant.logsumexp(0) + math.log(self.num_states / len(log_constant))
-        return _gone(-total.clamp(max=_SURELY_CONSTANT)).log()
 
 
 # Models with separate rates of transitions and transversions: K80, HKY85 and TN93.
@@ -1065,6 +957,271 @@ def all_reversible_models() -> tuple[str, ...]:
     for _ in range(6):
         codes = [code + str(digit) for code in codes for digit in range(len(set(code)) + 1)]
     return tuple(sorted(codes, key=lambda code: (len(set(code)), code)))
+
+
+# Morphological characters and restriction sites.
+
+
+@dataclass(frozen=True)
+class OrderedMk(ReversibleModel):
+    """The model of ordered morphological characters: changes between neighbouring states only, all at one rate.
+
+    Frequencies of the states are equal.
+
+    Parameters
+    ----------
+    states : int, default 3
+        Number of states, from 2 to 36.
+
+    Raises
+    ------
+    SettingsError
+        If `states` is not such a number.
+
+    References
+    ----------
+    F. Ronquist et al. (2012), MrBayes 3.2: efficient Bayesian phylogenetic inference and model choice across a large
+    model space, Systematic Biology 61, 539-542.
+
+    Examples
+    --------
+    >>> OrderedMk(3).rate_matrix(torch.empty(0))
+    tensor([[-0.7500,  0.7500,  0.0000],
+            [ 0.7500, -1.5000,  0.7500],
+            [ 0.0000,  0.7500, -0.7500]])
+    """
+
+    states: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the number of states."""
+        super().__post_init__()
+        object.__setattr__(self, "states", standard_characters(self.states).num_states)
+
+    @property
+    def data_type(self) -> DataType:
+        """Symbols of that many states."""
+        return standard_characters(self.states)
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return equal frequencies, shape `(states,)`, with the dtype and device of `like`."""
+        return like.new_full((self.states,), 1 / self.states)
+
+    def exchangeability_matrix(self, like: Tensor) -> Tensor:
+        """Return ones for neighbouring states, shape `(states, states)`."""
+        place = torch.arange(self.states, device=like.device)
+        return ((place[:, None] - place).abs() == 1).to(like.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Binary(ReversibleModel):
+    """The model of two states with any frequencies: restriction sites, presence and absence.
+
+    Parameters
+    ----------
+    state_frequencies : sequence of float, Tensor or TorchDistribution, optional
+        Stationary frequencies of the states 0 and 1, shape `(*batch, 2)`, above 0, scaled to sum to one; or their
+        prior, by default Dirichlet(1, 1).
+
+    Raises
+    ------
+    SettingsError
+        If values, or values in the support of a prior, are not above 0.
+    ShapeError
+        If there are not two frequencies.
+
+    References
+    ----------
+    J. Felsenstein (1992), Phylogenies from restriction sites: a maximum-likelihood approach, Evolution 46, 159-173.
+
+    Examples
+    --------
+    >>> Binary([0.2, 0.8]).rate_matrix(torch.empty(0))
+    tensor([[-2.5000,  2.5000],
+            [ 0.6250, -0.6250]])
+    """
+
+    state_frequencies: Given = None
+
+    parameters: ClassVar[Mapping[str, Parameter]] = {"state_frequencies": _TWO_FREQUENCIES}
+
+    @property
+    def data_type(self) -> DataType:
+        """Two symbols."""
+        return standard_characters(2)
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, 2)`, with the dtype and device of `like`."""
+        return _normalised(self._values("state_frequencies", like))
+
+    def exchangeability_matrix(self, like: Tensor) -> Tensor:
+        """Return a one for the two states, shape `(2, 2)`."""
+        return 1 - torch.eye(2, dtype=like.dtype, device=like.device)
+
+
+# Models of sites that are in the data because of what they show.
+
+#: Largest logarithm of the probability of a site that is left out; that of a tree without lengths is zero.
+_SURELY_LEFT_OUT = -1e-15
+#: The most patterns of sites that are left out.
+_MOST_PATTERNS = 4096
+_CODINGS = ("variable", "informative", "noabsence")
+
+
+@dataclass(frozen=True, eq=False)
+class VariableSites(SubstitutionModel):
+    """A substitution model of sites that were chosen because of what they show: Mkv, or `+ASC`.
+
+    Morphological characters are recorded where taxa differ, alignments of single-nucleotide polymorphisms leave out
+    constant sites, and restriction sites that no taxon has are not seen. The likelihood of each site is conditional on
+    this: it is divided by the probability of the sites that can be in the data. All taxa count, also those whose state
+    at a site is missing.
+
+    Parameters
+    ----------
+    model : SubstitutionModel, default Mk()
+    coding : {"variable", "informative", "noabsence"}, default "variable"
+        Which sites can be in the data: those at which not all taxa have the same state; those at which two states are
+        in two taxa or more (parsimony-informative ones); those at which not all taxa have the first state.
+
+    Raises
+    ------
+    SettingsError
+        If `model` is no substitution model, or has the correction already, or there is no such coding.
+
+    References
+    ----------
+    P. O. Lewis (2001), A likelihood approach to estimating phylogeny from discrete morphological character data,
+    Systematic Biology 50, 913-925.
+
+    J. Felsenstein (1992), Phylogenies from restriction sites: a maximum-likelihood approach, Evolution 46, 159-173.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics import Tree, TreeModel
+    >>> alignment = Alignment.from_sequences({"A": "001", "B": "010", "C": "100"}, data_type="standard")
+    >>> model = TreeModel(alignment, Tree.from_newick("(A,B,C);"), VariableSites(Mk(2)))
+    >>> model.log_likelihood(torch.full((3,), 0.1, dtype=torch.float64)).exp()  # a sixth for each site
+    tensor(0.0046, dtype=torch.float64)
+    """
+
+    model: SubstitutionModel = field(default_factory=Mk)
+    coding: str = "variable"
+
+    def __post_init__(self) -> None:
+        """Check the model."""
+        if not isinstance(self.model, SubstitutionModel) or isinstance(self.model, VariableSites):
+            raise SettingsError(
+                f"VariableSites: {self.model!r:.80} is not a substitution model without this correction. Remedy: give "
+                "an object such as Mk(3) or GTR()."
+            )
+        if self.coding not in _CODINGS:
+            raise SettingsError(f"coding={self.coding!r:.60} is unknown. Remedy: use one of {', '.join(_CODINGS)}.")
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Those of the model."""
+        return self.model.parameters
+
+    @property
+    def data_type(self) -> DataType:
+        """That of the model."""
+        return self.model.data_type
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all substitutions have the same rate."""
+        return self.model.is_uniform
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of the parameter values."""
+        return self.model.batch_shape
+
+    def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
+        """Return the priors of the model's parameters without a value."""
+        return self.model.priors(like)
+
+    def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
+        """Return a copy with values for some of the parameters."""
+        made = copy.copy(self)
+        object.__setattr__(made, "model", self.model.with_parameters(values))
+        return made
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, states)`, with the dtype and device of `like`."""
+        return self.model.frequencies(like)
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rate matrix, shape `(*batch, states, states)`, with the dtype and device of `like`."""
+        return self.model.rate_matrix(like)
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, states, states)`."""
+        return self.model.transition_matrices(branch_lengths)
+
+    def left_out(self, num_taxa: int) -> LeftOut:
+        """Return the patterns of sites that cannot be in the data; patterns of equal probability are one.
+
+        Raises
+        ------
+        SettingsError
+            If there are too many.
+        """
+        return _left_out(self.coding, self.num_states, self.is_uniform, num_taxa)
+
+    def log_observable(self, log_left_out: Tensor, counts: Tensor) -> Tensor:
+        """Return the log probability that a site can be in the data.
+
+        Parameters
+        ----------
+        log_left_out : Tensor
+            Log probability of each pattern of `left_out`, shape `(patterns, *batch)`.
+        counts : Tensor
+            Number of patterns with this probability, shape `(patterns,)`.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch)`.
+        """
+        weights = counts.log().to(log_left_out).reshape(-1, *(1,) * (log_left_out.dim() - 1))
+        total = (log_left_out + weights).logsumexp(0)
+        return _gone(-total.clamp(max=_SURELY_LEFT_OUT)).log()
+
+
+class LeftOut(NamedTuple):
+    """Patterns of sites that cannot be in the data."""
+
+    patterns: NDArray[np.int64]  # set of states of each taxon as bits, (taxa, patterns)
+    counts: NDArray[np.float64]  # number of patterns of the same probability, (patterns,)
+
+
+@lru_cache
+def _left_out(coding: str, states: int, is_uniform: bool, num_taxa: int) -> LeftOut:
+    """List the patterns; if all states are alike, one for each set of taxa that differ from the others."""
+    if coding == "noabsence":
+        return LeftOut(np.ones((num_taxa, 1), dtype=np.int64), np.ones(1))
+    others = range(1 if coding == "variable" else min(states, num_taxa))
+    columns: list[NDArray[np.int64]] = []
+    counts: list[float] = []
+    for number in others:
+        # One state in most taxa, and states of their own in the others.
+        chosen = [tuple(range(number + 1))] if is_uniform else list(itertools.permutations(range(states), number + 1))
+        if len(columns) + math.comb(num_taxa, number) * len(chosen) > _MOST_PATTERNS:
+            raise SettingsError(
+                f"coding={coding!r}: the patterns of {num_taxa} taxa and {states} states that are left out are more "
+                f"than {_MOST_PATTERNS}. Remedy: use coding='variable', or characters with fewer states."
+            )
+        for taxa in itertools.combinations(range(num_taxa), number):
+            if number == num_taxa - 1 > 0 and 0 in taxa:
+                continue  # all taxa differ, so that any of them may be the one that stays
+            for most, *rest in chosen:
+                column = np.full(num_taxa, 1 << most, dtype=np.int64)
+                column[list(taxa)] = [1 << state for state in rest]
+                columns.append(column)
+                counts.append(float(math.perm(states, number + 1)) if is_uniform else 1.0)
+    return LeftOut(np.stack(columns, 1), np.array(counts))
 
 
 #: Up to this number, all edges are turned from eigenvectors to states by one product with a matrix of pairs.

@@ -138,9 +138,12 @@ class TreeModel:
         weights = alignment.weights.numpy()
         uniform, num_states = self.substitution.is_uniform, self.substitution.num_states
         sub_patterns = SubPatterns(tree.taxa, patterns.numpy(), weights, uniform, num_bytes=0, num_states=num_states)
-        states = self.substitution.constant_states if isinstance(self.substitution, VariableSites) else ()
-        # Of the data, and of sites at which all taxa have the same state.
-        tables = [sub_patterns, *(sub_patterns.all_with(state) for state in states)]
+        # Of the data, and of the sites that cannot be in the data.
+        tables, self._counts = [sub_patterns], torch.empty(0, dtype=dtype, device=self.device)
+        if isinstance(self.substitution, VariableSites):
+            left_out = self.substitution.left_out(tree.num_taxa)
+            tables += [sub_patterns.of_site(masks) for masks in left_out.patterns.T]
+            self._counts = torch.from_numpy(left_out.counts).to(self._like)
         self._plans = [make_plan(topology, table) for table in tables]
         self._edges = torch.as_tensor(order[0], device=self.device)  # of the tree, in the order of the topology
         rows = sub_patterns.codes[tree.num_taxa] // CODE_BASE
@@ -219,7 +222,7 @@ class TreeModel:
         tensors = [tensor.unsqueeze(dim) for tensor in (inputs, state.frequencies, *rates)]
         value = log_likelihood(self._groups, *tensors)[..., 0]
         if isinstance(self.substitution, VariableSites):
-            value = value - self.alignment.num_sites * self._log_variable(self.substitution, tensors)
+            value = value - self.alignment.num_sites * self._log_observable(self.substitution, tensors)
         return value
 
     def pattern_log_likelihoods(self, branch_lengths: Tensor, **parameters: Tensor) -> Tensor:
@@ -268,7 +271,7 @@ class TreeModel:
                 mix(one.movedim(-1, 0), state.categories, state.frequencies, constant).movedim(0, -1) for one in logs
             ]
         if isinstance(self.substitution, VariableSites):
-            return logs[0] - self.substitution.log_variable(torch.stack(logs[1:]))
+            return logs[0] - self.substitution.log_observable(torch.stack(logs[1:]), self._counts)
         return logs[0]
 
     def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -337,10 +340,11 @@ class TreeModel:
             lengths, categories = lengths[None], one_rate(self._like)
         return branch_derivatives(self.tree, self._sites, lengths, state.substitution, categories)
 
-    def _log_variable(self, substitution: VariableSites, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the log probability that a site varies, `(*batch)`."""
+    def _log_observable(self, substitution: VariableSites, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the log probability that a site can be in the data, `(*batch)`."""
         groups = [partial(self._groups, place) for place in range(1, len(self._plans))]
-        return substitution.log_variable(torch.stack([log_likelihood(one, *tensors)[..., 0] for one in groups]))
+        logs = torch.stack([log_likelihood(one, *tensors)[..., 0] for one in groups])
+        return substitution.log_observable(logs, self._counts)
 
     def _passes(self, compiled: bool, place: int = 0) -> Passes:
         key = compiled, place

@@ -212,12 +212,11 @@ class SubPatterns:
         self._store(num_taxa, whole)
         self._next = fixed
 
-    def all_with(self, state: int) -> SubPatterns:
-        """Return the tables of one site at which all taxa have a state."""
-        masks = np.full((len(self.taxa), 1), 1 << state, dtype=np.int64)
+    def of_site(self, masks: NDArray[np.int64]) -> SubPatterns:
+        """Return the tables of one site with a set of states for each taxon, `(taxa,)`."""
         room = len(self.taxa) * self.num_topologies
         uniform = self.group.tips is not None
-        return SubPatterns(self.taxa, masks, np.ones(1), uniform, room * _BYTES, self.num_states)
+        return SubPatterns(self.taxa, masks[:, None], np.ones(1), uniform, room * _BYTES, self.num_states)
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the lock, which cannot be copied."""
