@@ -7,7 +7,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import ConversionWarning, SettingsError, ShapeError, TreeError
-from bayeskit.extend import new_generator, progress_bar, warn_user, write_atomically
+from bayeskit.extend import new_generator, progress_bar, warn_user
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._newick import ParsedTree, TreeText, parse_newick, quote, read_tree_texts
+from bayeskit.models.phylogenetics._exports import write_chain, write_run, write_topologies
+from bayeskit.models.phylogenetics._newick import ParsedTree, TreeText, parse_newick, read_tree_texts
 from bayeskit.models.phylogenetics._topologies import Topologies
 from bayeskit.models.phylogenetics._trees import (
     Tree,
@@ -223,7 +224,7 @@ class RankedTopologies(ABC):
         return pd.DataFrame({"topology": order, "weight": weights, "cumulative": weights.cumsum(), "newick": newick})
 
 
-# Readers and writers of files with many trees: chains and lists of weighted trees.
+# Readers of files with many trees: chains and lists of weighted trees.
 
 #: Default fraction of a chain to discard as burn-in.
 _BURN_IN = 0.25
@@ -281,47 +282,6 @@ def _read(
             reader.add(text)
             bar.update(place + 1)
     return reader.result(weights, num_burn_in)
-
-
-def _write_topologies(path: str | os.PathLike[str], topologies: Topologies, weights: np.ndarray) -> None:
-    """Write topologies with their weights, in their order."""
-    newick = _numbered(topologies)
-    totals = np.cumsum(weights)
-    rows = zip(weights.tolist(), totals.tolist(), strict=True)
-    trees = [
-        (f"tree_{place + 1} [p = {weight:.3f}, P = {total:.3f}]", weight, newick(place))
-        for place, (weight, total) in enumerate(rows)
-    ]
-    _write(path, topologies, trees)
-
-
-def _write_chain(
-    path: str | os.PathLike[str],
-    topologies: Topologies,
-    index: np.ndarray,
-    weights: np.ndarray,
-    branch_lengths: Tensor | None,
-) -> None:
-    """Write sampled trees, each with its weight and branch lengths."""
-    newick = _numbered(topologies)
-    lengths = [None] * len(index) if branch_lengths is None else branch_lengths.tolist()
-    rows = zip(index.tolist(), weights.tolist(), lengths, strict=True)
-    trees = [(f"sample_{row + 1}", weight, newick(place, own)) for row, (place, weight, own) in enumerate(rows)]
-    _write(path, topologies, trees)
-
-
-def _numbered(topologies: Topologies) -> Callable[..., str]:
-    numbers = tuple(str(number + 1) for number in range(topologies.num_taxa))
-    return Topologies(numbers, topologies.children, topologies.rooted).to_newick
-
-
-def _write(path: str | os.PathLike[str], topologies: Topologies, trees: Sequence[tuple[str, float, str]]) -> None:
-    """Write trees given by their name, weight and description."""
-    names = ",\n".join(f"    {number} {quote(taxon)}" for number, taxon in enumerate(topologies.taxa, start=1))
-    mark = "[&R]" if topologies.rooted else "[&U]"
-    lines = "".join(f"   tree {name} = [&W {weight!r}] {mark} {newick}\n" for name, weight, newick in trees)
-    text = f"#NEXUS\n\nbegin trees;\n   translate\n{names};\n{lines}end;\n"
-    write_atomically(os.fspath(path), text.encode())
 
 
 def _weights(texts: Sequence[TreeText]) -> np.ndarray | None:
@@ -1169,28 +1129,64 @@ class TreeSample(RankedTopologies):
         lengths = _reordered(self.branch_lengths, edges, self.index)
         return TreeSample(topologies, self.index, self.sample_weights, lengths, self.num_burn_in)
 
-    def to_file(self, path: str | os.PathLike[str]) -> None:
-        """Write the sample as NEXUS; `from_file` reads it back.
+    def to_file(
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        interval: int = 1,
+    ) -> None:
+        """Write the sample as NEXUS, with weights or in the form of another program; `from_file` reads it back.
 
         Parameters
         ----------
         path : str or os.PathLike
-            The suffix `.trprobs` writes the distinct topologies in descending order of weight; `.t` or `.trees` writes
-            every sampled tree with its branch lengths. Both include weights.
+            Without `format`, the suffix `.trprobs` writes the distinct topologies in descending order of weight; `.t`
+            or `.trees` writes every sampled tree with its branch lengths. Both include weights.
+        format : {"mrbayes", "beast"}, optional
+            Write a chain without weights, and a table of parameters beside it: for MrBayes `NAME.t`, with trees
+            `gen.0`, `gen.1`, ..., and `NAME.p`; for BEAST `NAME.trees`, with trees `STATE_0`, `STATE_1`, ..., and
+            `NAME.log`. Read it back with `from_file(path, burn_in=0)`.
+        parameters : mapping of str to array_like, optional
+            Columns of the table, such as `{"LnL": ..., "kappa": ...}` or a `DataFrame`: shape `(samples, *shape)`, one
+            row for each sampled tree. The tree length, the sum of the branch lengths, is the first column.
+        interval : int, default 1
+            Number of generations from one tree to the next.
 
         Raises
         ------
         SettingsError
-            If the suffix is not one of these.
+            If the suffix does not fit, `parameters` come without a `format`, or a `format` meets different weights.
+        TreeError
+            If the trees have no branch lengths, which MrBayes needs, or no root, which BEAST needs.
+        ShapeError
+            If a parameter has another number of rows.
         OutputError
-            If the file cannot be written.
+            If a file cannot be written.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run1.t"
+        >>> sample = TreeSample.from_trees([Tree.from_newick("((A:1,B:2):3,C:4,D:5);")] * 2)
+        >>> sample.to_file(path, "mrbayes", parameters={"LnL": [-7.5, -7.25]}, interval=100)
+        >>> path.read_text().splitlines()[-2]
+        '   tree gen.100 = [&U] (1:1.0,2:2.0,(3:4.0,4:5.0):3.0);'
+        >>> path.with_suffix(".p").read_text().splitlines()[2].split()
+        ['0', '15.0', '-7.5']
         """
         suffix = Path(path).suffix.lower()
-        if suffix == ".trprobs":
+        if format is not None:
+            chain = self.topologies, self.index, self.sample_weights, self.branch_lengths
+            write_run(path, format, *chain, parameters, interval)
+        elif parameters is not None:
+            raise SettingsError("parameters: a file of weights has no table. Remedy: give format='mrbayes' or 'beast'.")
+        elif suffix == ".trprobs":
             order = self.top(len(self.weights))
-            _write_topologies(path, self.topologies[order], self.weights[order])
+            write_topologies(path, self.topologies[order], self.weights[order])
         elif suffix in (".t", ".trees"):
-            _write_chain(path, self.topologies, self.index, self.sample_weights, self.branch_lengths)
+            write_chain(path, self.topologies, self.index, self.sample_weights, self.branch_lengths)
         else:
             raise SettingsError(f"{os.fspath(path)}: unknown suffix. Remedy: use '.trprobs', '.trees' or '.t'.")
 
