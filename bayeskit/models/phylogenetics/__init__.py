@@ -41,8 +41,10 @@ from bayeskit.models.phylogenetics._substitution import (
     empirical_frequencies,
 )
 from bayeskit.models.phylogenetics._summaries import (
+    AnnotatedTree,
     greedy_consensus,
     majority_rule_consensus,
+    maximum_clade_credibility,
     plot_credible_set,
     plot_split_frequencies,
     plot_tree,
@@ -63,6 +65,7 @@ from bayeskit.models.phylogenetics.distributions import (
 __all__ = [
     "Alignment",
     "AminoAcidModel",
+    "AnnotatedTree",
     "BirthDeathTree",
     "ConditionalCladeDistribution",
     "ConstantCoalescent",
@@ -114,6 +117,7 @@ __all__ = [
     "greedy_consensus",
     "jukes_cantor_distances",
     "majority_rule_consensus",
+    "maximum_clade_credibility",
     "neighbour_joining",
     "parse_substitution",
     "plot_credible_set",

@@ -12,7 +12,7 @@ import torch
 from bayeskit.errors import OutputError, SettingsError, TreeError
 from bayeskit.models.phylogenetics._samples import TreeSample
 from bayeskit.models.phylogenetics._summaries import (
-    ConsensusTree,
+    AnnotatedTree,
     greedy_consensus,
     majority_rule_consensus,
     plot_credible_set,
@@ -51,7 +51,7 @@ def read(tmp_path, num_taxa: int, rooted: bool, weighted: bool = False, keep: fl
     return sample, trees
 
 
-def edges(tree: ConsensusTree) -> dict[frozenset[str], tuple[float, float | None]]:
+def edges(tree: AnnotatedTree) -> dict[frozenset[str], tuple[float, float | None]]:
     """Support and length of each edge by its side without the first taxon (or its clade)."""
     below = [frozenset([taxon]) for taxon in tree.taxa]
     for children in tree.children:
