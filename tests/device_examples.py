@@ -308,7 +308,7 @@ ELSEWHERE = {
         models.discrete.mixtures._plots: plot_num_components plot_predictive predictive_density
     """,
     "trees, alignments, their files and distributions over them": """
-        models.phylogenetics._alignments: Alignment primates
+        models.phylogenetics._alignments: Alignment primates read_matrices
         models.phylogenetics.distributions._networks: ConditionalCladeDistribution SubsplitBayesianNetwork
         models.phylogenetics._summaries: greedy_consensus majority_rule_consensus
         models.phylogenetics._data_types: DataType codons standard_characters

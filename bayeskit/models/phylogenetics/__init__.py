@@ -1,7 +1,7 @@
 """Phylogenetics: alignments, trees and samples of trees, substitution models and their likelihoods."""
 
 from bayeskit.models.phylogenetics._alignment_checks import check_for_search
-from bayeskit.models.phylogenetics._alignments import Alignment, primates
+from bayeskit.models.phylogenetics._alignments import Alignment, primates, read_matrices
 from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
 from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics._clocks import StrictClock, UncorrelatedLogNormalClock
@@ -125,6 +125,7 @@ __all__ = [
     "plot_time_tree",
     "plot_tree",
     "primates",
+    "read_matrices",
     "read_partitions",
     "robinson_foulds",
     "split_frequencies",

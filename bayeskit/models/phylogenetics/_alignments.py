@@ -1,8 +1,10 @@
-"""Alignments as weighted site patterns, and readers for FASTA, NEXUS and PHYLIP files."""
+"""Alignments as weighted site patterns, and readers for FASTA, NEXUS, PHYLIP, Clustal and Stockholm files."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import operator
 import os
 import re
@@ -16,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import dendropy
 import numpy as np
 import torch
-from dendropy.dataio.nexusreader import NexusReader
 from dendropy.utility.error import DataParseError
 from torch import Tensor
 
@@ -24,33 +25,40 @@ from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
 from bayeskit.extend import unknown_name, warn_user
 from bayeskit.models.phylogenetics._data_types import DNA, PROTEIN, DataType, codons, standard_characters
 from bayeskit.models.phylogenetics._newick import QUOTED, nexus_commands, path_name, read_text, unquoted
-from bayeskit.models.phylogenetics._site_sets import check_partition, read_partitions
+from bayeskit.models.phylogenetics._site_sets import check_partition, named_set, parse_numbers, ranges, read_partitions
 from bayeskit.models.phylogenetics._trees import Tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against the file. DendroPy gets an alphabet of all
-# characters in the file, because its own has no U beside T. DendroPy does not report a wrong number of taxa, and if a
-# sequence is too short it reads the next name as characters.
+# PHYLIP is read by DendroPy and checked against the file. DendroPy gets an alphabet of all characters in the file,
+# because its own has no U beside T. If a sequence is too short, DendroPy reads the next name as characters. The matrix
+# of a NEXUS file is read here, because DendroPy loses the case of symbols, which EQUATE may tell apart.
 
 _SET = re.compile(r"[{(]([^{}()]*)[})]")
 #: Stands for a set of symbols in the text of a sequence.
 _ANY = "\x01"
-#: Characters that DendroPy rejects as symbols, and its fixed gap and missing characters.
-_NO_SYMBOLS = set(" \t\n{}(),;:=\\\"'[]-?")
-_SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
+#: A site of a NEXUS matrix: a symbol, or symbols in brackets.
+_SITE = re.compile(rf"{_SET.pattern}|(\S)")
+_SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\w+\s*\([^()]*\)|\S+))?")
+_EQUATION = re.compile(r"(\S)\s*=\s*(?:[{(]([^{}()]*)[})]|(\S))\s*")
 _SUFFIXES = {
     **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".ffn"), "fasta"),
     **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
     **dict.fromkeys((".phy", ".phylip", ".ph"), "phylip"),
+    **dict.fromkeys((".aln", ".clustal", ".clustalw"), "clustal"),
+    **dict.fromkeys((".sto", ".stk", ".stockholm"), "stockholm"),
 }
-_ALIGNMENT_FILE = "a FASTA, NEXUS or PHYLIP file"
+_FORMATS = ("fasta", "nexus", "phylip", "clustal", "stockholm")
+_ALIGNMENT_FILE = "a FASTA, NEXUS, PHYLIP, Clustal or Stockholm file"
+#: First words of files in the format of Clustal, and the marks of its lines on conserved sites.
+_CLUSTAL = re.compile(r"(CLUSTAL|MUSCLE|PROBCONS|MSAPROBS|Kalign|T-COFFEE)", re.IGNORECASE)
+_CONSERVATION = re.compile(r"\s+[*:. ]+")
 _TREE_FILE = "this is a file of trees. Remedy: read it with Tree.from_file or TreeSample.from_file."
 
 
 class _Misread(Exception):
-    """DendroPy misread names as characters, or characters as names, from `line` on."""
+    """Names were read as characters, or characters as names, from `line` on."""
 
     def __init__(self, line: int, problem: str):
         super().__init__(problem)
@@ -80,22 +88,57 @@ class _Record:
         return self.line
 
 
+@dataclass
+class _Matrix:
+    """Sequences of one type, with the type that the file declares and the place of the matrix in the file."""
+
+    records: list[_Record]
+    kind: DataType | str | None = None
+    declared: str = ""  # name of the type in the file
+    title: str = ""
+    line: int | None = None
+    sites: NDArray[np.int64] | None = None  # columns of a mixed matrix, counted from 0; None for all
+
+    @property
+    def described(self) -> str:
+        """Type, and columns of a mixed matrix."""
+        name = self.title or self.declared or "data"
+        return name if self.sites is None else f"{name} in the sites {ranges(self.sites)}"
+
+
 def _read_records(
     path: str | os.PathLike[str], format: str | None = None, blocks_read: Collection[str] = ()
 ) -> tuple[list[_Record], DataType | str | None]:
     """Return the sequences of an alignment file in file order, their characters unchecked, and the type it declares.
 
-    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed. There
-    is no warning about commands in `blocks_read`.
+    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed, or
+    holds several matrices. There is no warning about commands in `blocks_read`.
     """
+    matrices = _read_file(path, format, blocks_read)
+    if len(matrices) > 1:
+        described = ", ".join(matrix.described for matrix in matrices[:4]) + (", ..." if len(matrices) > 4 else "")
+        raise AlignmentError(
+            f"{_at(os.fspath(path), matrices[1].line)}: the file holds {len(matrices)} matrices ({described}), but one "
+            "alignment is asked for. Remedy: read_matrices(path) returns an alignment of each; Partition(...) joins "
+            "them with a model of each."
+        )
+    return matrices[0].records, matrices[0].kind
+
+
+def _read_file(
+    path: str | os.PathLike[str], format: str | None = None, blocks_read: Collection[str] = ()
+) -> list[_Matrix]:
+    """Return the matrices of an alignment file: one, or those of the blocks of a NEXUS file."""
     source = path_name(path, _ALIGNMENT_FILE, AlignmentError)
-    if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
-        raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
+    if format is not None and (not isinstance(format, str) or format.lower() not in _FORMATS):
+        known = ", ".join(map(repr, _FORMATS[:-1]))
+        raise SettingsError(f"format={format!r} is unknown. Remedy: use {known} or {_FORMATS[-1]!r}.")
     text = read_text(path, _ALIGNMENT_FILE, AlignmentError)
     kind = format.lower() if format else _guess(text, source)
     if kind == "nexus":
         return _read_nexus(text, source, blocks_read)
-    return (_read_fasta if kind == "fasta" else _read_phylip)(text, source), None
+    readers = {"fasta": _read_fasta, "phylip": _read_phylip, "clustal": _read_clustal, "stockholm": _read_stockholm}
+    return [_Matrix(readers[kind](text, source))]
 
 
 def _guess(text: str, source: str) -> str:
@@ -104,6 +147,10 @@ def _guess(text: str, source: str) -> str:
         return "fasta"
     if start[:6].upper() == "#NEXUS":
         return "nexus"
+    if re.match(r"#\s*STOCKHOLM\b", start):
+        return "stockholm"
+    if _CLUSTAL.match(start):
+        return "clustal"
     if re.match(r"\d+\s+\d+", start):
         return "phylip"
     if re.match(r"(\[[^\]]*\]\s*)?([0-9.eE+-]+\s+)?\(", start):
@@ -112,8 +159,9 @@ def _guess(text: str, source: str) -> str:
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
     raise AlignmentError(
-        f"{source}, line 1: the format is not recognized (FASTA starts with '>', NEXUS with '#NEXUS', "
-        "PHYLIP with two numbers). Remedy: convert the file, or pass format='fasta', 'nexus' or 'phylip'."
+        f"{source}, line 1: the format is not recognized (FASTA starts with '>', NEXUS with '#NEXUS', PHYLIP with two "
+        "numbers, Clustal with 'CLUSTAL', Stockholm with '# STOCKHOLM'). Remedy: convert the file, or pass "
+        f"format={', '.join(map(repr, _FORMATS[:-1]))} or {_FORMATS[-1]!r}."
     )
 
 
@@ -267,6 +315,81 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
     return records
 
 
+def _read_clustal(text: str, source: str) -> list[_Record]:
+    rows: list[tuple[int, str]] = []
+    head = 0
+    for line, row in enumerate(_LINE_ENDS.split(text), start=1):
+        if not head and row.strip():
+            head = line
+            if not _CLUSTAL.match(row.strip()):
+                raise AlignmentError(
+                    f"{source}, line {line}: Clustal must start with 'CLUSTAL'. Remedy: add this line, or pass the "
+                    "right format=."
+                )
+        elif _CONSERVATION.fullmatch(row):
+            rows.append((line, ""))
+        elif head:
+            # The number of letters so far may stand at the end.
+            rows.append((line, re.sub(r"(\S\s+\S.*?)\s+\d+\s*$", r"\1", row)))
+    return _named_rows(rows, source)
+
+
+def _read_stockholm(text: str, source: str) -> list[_Record]:
+    rows: list[tuple[int, str]] = []
+    first, *body = _lines(text)
+    if not re.match(r"\s*#\s*STOCKHOLM\b", first[1]):
+        raise AlignmentError(
+            f"{source}, line {first[0]}: Stockholm must start with '# STOCKHOLM 1.0'. Remedy: add this line, or pass "
+            "the right format=."
+        )
+    ends = [line for line, row in body if row.strip() == "//"]
+    if not ends:
+        raise AlignmentError(
+            f"{source}, line {[first, *body][-1][0]}: the file ends without '//'. Remedy: the file seems truncated; "
+            "write or copy it again."
+        )
+    if body[-1][0] > ends[0]:
+        line = next(line for line, _ in body if line > ends[0])
+        raise AlignmentError(
+            f"{source}, line {line}: a second alignment begins here. Remedy: give a file with one alignment."
+        )
+    for line, row in enumerate(_LINE_ENDS.split(text), start=1):
+        if first[0] < line < ends[0] and not row.lstrip().startswith("#"):
+            rows.append((line, row))
+    records = _named_rows(rows, source)
+    for record in records:
+        record.text = record.text.replace(".", "-")
+    return records
+
+
+def _named_rows(rows: list[tuple[int, str]], source: str) -> list[_Record]:
+    """Join rows of a name and sites, in blocks that blank rows end."""
+    records: dict[str, _Record] = {}
+    parts: dict[str, list[str]] = {}
+    seen: dict[str, int] = {}
+    for line, row in rows:
+        if not row.strip():
+            seen.clear()
+            continue
+        name, rest = _first_word(row)
+        part = "".join(rest.split())
+        if not part:
+            raise AlignmentError(f"{source}, line {line}: taxon {name!r} has no sites. Remedy: add them in this line.")
+        if name in seen:
+            raise AlignmentError(
+                f"{source}, line {line}: the taxon {name!r} occurs twice (first in line {seen[name]}). Remedy: make "
+                "names unique, and separate blocks by a blank line."
+            )
+        seen[name] = line
+        records.setdefault(name, _Record(name, "", [])).rows.append((line, len(part)))
+        parts.setdefault(name, []).append(part)
+    if not records:
+        raise AlignmentError(f"{source}: there is no sequence. Remedy: write a name and its sites in each line.")
+    for record in records.values():
+        record.text = "".join(parts[record.name])
+    return list(records.values())
+
+
 def _read_phylip(text: str, source: str) -> list[_Record]:
     (head_line, head), *body = _lines(text)
     match = re.match(r"\s*(\d{1,18})\s+(\d{1,18})(?!\d)", head)
@@ -310,6 +433,9 @@ def _read_phylip(text: str, source: str) -> list[_Record]:
             best = best or records
     if readings:
         return _likeliest(readings, source, head_line)
+    sites = [_sites(row if at >= num_taxa else row[10:]) for at, (_, row) in enumerate(body)]
+    if sum(sites) == num_taxa * num_sites:  # names of ten letters, with or without a blank behind
+        _blame(source, body[:num_taxa], _first_ten, None)
     _blame(source, body[:num_taxa], _first_word, None)
     for record in best:
         if len(record.text) != num_sites:
@@ -339,37 +465,72 @@ def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_R
     return likely[0]
 
 
-def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> tuple[list[_Record], DataType | str | None]:
+def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> list[_Matrix]:
     settings: dict[str, str] = {}
-    records: list[_Record] | None = None
+    found: list[_Matrix] = []
+    sets: list[tuple[str, str]] = []
+    taxa: list[str] = []
     has_trees = False
-    kind: DataType | str | None = None
+    title = ""
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
+        where = f"{source}, line {line}"
         if block not in blocks_read and _leaves_out(block, head, rest):
             warn_user(
-                f"{source}, line {line}: the command {head.upper()} is not read; all sites of all taxa are used with "
-                "weight one. Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
+                f"{where}: the command {head.upper()} is not read; all sites of all taxa are used with weight one. "
+                "Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
                 ConversionWarning,
             )
         has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
-        if block in ("data", "characters") and head == "eliminate":
+        if head == "charset":
+            sets.append((rest, where))
+        elif head == "taxlabels":
+            taxa = unquoted(_joined(rest)).split()
+        if block not in ("data", "characters"):
+            continue
+        if head == "eliminate":
             raise AlignmentError(
-                f"{source}, line {line}: the command ELIMINATE is not supported. Remedy: write the matrix without the "
-                "eliminated columns."
+                f"{where}: the command ELIMINATE is not supported. Remedy: write the matrix without the eliminated "
+                "columns."
             )
-        if block in ("data", "characters") and head == "matrix" and records is not None:
-            raise AlignmentError(
-                f"{source}, line {line}: this is a second MATRIX. Remedy: give a file with one MATRIX, or join the two."
-            )
-        if block in ("data", "characters") and head in ("dimensions", "format"):
+        if head == "title":
+            title = unquoted(_joined(rest)).strip()
+        elif head in ("dimensions", "format"):
             settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
-            kind = _declared_type(settings, source, line)
-        elif block in ("data", "characters") and head == "matrix":
-            records = _nexus_matrix(rest, source, line, settings)
-    if records is None:
+            if head == "format":
+                _check_format(settings, where, bool(taxa))
+                settings["place"] = where
+        elif head == "matrix":
+            records = _nexus_matrix(rest, source, line, settings, taxa)
+            parts = _mixed_parts(records, settings) or [_Matrix(records, *_declared_type(settings, where))]
+            for part in parts:
+                part.line, part.title = line, title if len(parts) == 1 else ""
+            found += parts
+            settings, title = {}, ""
+    if not found:
         problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add this block."
         raise AlignmentError(f"{source}: {problem}")
-    return records, kind
+    _name_parts([part for part in found if part.sites is not None], sets)
+    return found
+
+
+def _joined(text: str) -> str:
+    """Replace the blanks in quoted names by underscores, as in the rest of a NEXUS file."""
+    return QUOTED.sub(lambda found: "_".join(found.group().split()), text)
+
+
+def _name_parts(parts: list[_Matrix], sets: list[tuple[str, str]]) -> None:
+    """Name each part of a mixed matrix after the character set of exactly its sites, if there is one."""
+    columns = {id(part): part.sites for part in parts if part.sites is not None}
+    num_sites = max((int(sites[-1]) + 1 for sites in columns.values()), default=0)
+    known: dict[str, NDArray[np.int64]] = {}
+    for text, where in sets if parts else ():
+        # A set that cannot be read here names no part; who uses the sets reads them again.
+        with contextlib.suppress(AlignmentError):
+            name, members = named_set(text, where)
+            known[name] = parse_numbers(members, num_sites, known, where)
+    for part in parts:
+        same = [name for name, sites in known.items() if np.array_equal(sites, columns[id(part)])]
+        part.title = same[0] if same else ""
 
 
 def _leaves_out(block: str, head: str, rest: str) -> bool:
@@ -379,74 +540,194 @@ def _leaves_out(block: str, head: str, rest: str) -> bool:
     return block in ("paup", "mrbayes") and head in ("exclude", "delete", "weights")
 
 
-def _declared_type(settings: dict[str, str], source: str, line: int) -> DataType | str | None:
-    """Check the settings of FORMAT and return the type of data that it declares."""
-    kind = settings.get("datatype", "").lower()
-    if kind not in ("", "dna", "rna", "nucleotide", "protein", "standard"):
+def _check_format(settings: dict[str, str], where: str, has_taxa: bool) -> None:
+    """Raise AlignmentError for options of FORMAT that are not read."""
+    off = ("no", "n", "false")
+    refused = [key for key in ("transpose", "tokens") if settings.get(key, "no").lower() not in off]
+    labels = settings.get("labels", "").lower()
+    refused += ["labels"] if labels not in ("", "left", "yes", *off) else []
+    if ("nolabels" in settings or labels in off) and not has_taxa:
+        refused.append("nolabels")  # without names in TAXLABELS
+    if refused:
         raise AlignmentError(
-            f"{source}, line {line}: data of type {kind!r} are not supported. Remedy: give datatype=dna, protein or "
-            "standard; the parts of a mixed matrix in files of their own."
+            f"{where}: the format option {refused[0].upper()!r} is not supported. Remedy: write the matrix without it."
         )
-    for key in ("equate", "transpose", "tokens", "nolabels", "labels"):
-        if key in settings and (key != "labels" or settings[key].lower() not in ("", "left")):
-            raise AlignmentError(
-                f"{source}, line {line}: the format option {key.upper()!r} is not supported. Remedy: write "
-                "the matrix without it."
-            )
+
+
+def _declared_type(settings: dict[str, str], where: str, name: str | None = None) -> tuple[DataType | str | None, str]:
+    """Return the type of data that FORMAT declares, or that `name` is, and its name."""
+    where = settings.get("place", where)
+    kind = (settings.get("datatype", "") if name is None else name).lower()
+    types: dict[str, tuple[DataType | str | None, str]] = {
+        **dict.fromkeys(("dna", "rna", "nucleotide"), (DNA, "DNA")),
+        "protein": (PROTEIN, "protein"),
+        "restriction": (standard_characters("01"), "restriction"),
+        "standard": ("standard", "standard"),
+        "": (None, ""),
+    }
+    if kind not in types:
+        raise AlignmentError(
+            f"{where}: data of type {kind!r} are not supported. Remedy: give datatype=dna, rna, protein, restriction, "
+            "standard, or mixed(dna:1-6,standard:7-9) with the sites of each type."
+        )
     symbols = "".join(settings.get("symbols", "").split())
-    if kind == "standard":
-        return standard_characters(symbols) if len(symbols) > 1 else kind
-    return PROTEIN if kind == "protein" else DNA if kind else None
-
-
-def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, str]) -> list[_Record]:
-    if re.fullmatch(r"\d{1,18}", settings.get("nchar", "")) is None:
-        raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: add nchar to DIMENSIONS.")
-    num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
-    interleaved = settings.get("interleave", "no").lower() not in ("no", "n", "false")
-    # A quoted name may hold blanks; the rest of the file has underscores instead.
-    text = QUOTED.sub(lambda found: "_".join(found.group().split()), text)
-    rows = [(first_line + offset - 1, row) for offset, row in _lines(unquoted(text))]
-    # DendroPy requires a number of taxa but accepts any smaller number, and takes '.' as match character by default.
-    plain = (
-        f"#NEXUS begin data; dimensions ntax={len(rows)} nchar={num_sites}; format datatype=standard "
-        f'symbols="{"".join(set(text.upper()) - _NO_SYMBOLS)}" matchchar={settings.get("matchchar", chr(1))} '
-        f"interleave={'yes' if interleaved else 'no'}; matrix {text}\n; end;"
-    )
-    try:
-        found = _parse(plain, "nexus", preserve_underscores=True, case_sensitive_taxon_labels=True)
-        sequences = [(name, _SET.sub(_ANY, states)) for name, states in found]
-        records = _records(sequences, rows, _first_word, "interleaved with names" if interleaved else "sequential")
-        for record, (_, states) in zip(records, found, strict=True):
-            record.sets = tuple(_SET.findall(states))
-    except (DataParseError, NexusReader.BlockTerminatedException, _Misread) as error:
-        line = error.line if isinstance(error, _Misread) else first_line - 1 + (getattr(error, "line_num", None) or 1)
-        if "MATCHCHAR" in str(error):
-            name = next(_first_word(row)[0] for at, row in rows if at == line)
+    if kind == "standard" and len(symbols) > 1:
+        if "respectcase" in settings and len(set(symbols.upper())) < len(set(symbols)):
             raise AlignmentError(
-                f"{source}, line {line}: taxon {name!r} has the match character where the first sequence has no "
-                "character. Remedy: write the first sequence in full."
-            ) from error
+                f"{where}: the format option 'RESPECTCASE' tells apart symbols that differ in case only, which is not "
+                "supported. Remedy: use another symbol for each state."
+            )
+        return standard_characters(symbols), kind
+    return types[kind]
+
+
+def _mixed_parts(records: list[_Record], settings: dict[str, str]) -> list[_Matrix]:
+    """Divide a matrix that FORMAT declares as `mixed(TYPE:SITES,...)`; there is no part of any other."""
+    mixed = re.fullmatch(r"mixed\s*\((.*)\)", settings.get("datatype", ""), re.IGNORECASE | re.DOTALL)
+    if mixed is None:
+        return []
+    where, num_sites = settings["place"], len(records[0].text)
+    parts: dict[str, tuple[str, NDArray[np.int64]]] = {}
+    for text in re.split(r",(?=\s*\w+\s*:)", mixed.group(1)):
+        name, colon, sites = (word.strip() for word in text.partition(":"))
+        if not (colon and sites):
+            raise AlignmentError(
+                f"{where}: {text.strip()!r} gives no type and its sites. Remedy: write mixed(dna:1-6,standard:7-9)."
+            )
+        _declared_type(settings, where, name)
+        label = f"{name}:{sites}"
+        parts[f"{label} (again)" if label in parts else label] = (name, parse_numbers(sites, num_sites, {}, where))
+    check_partition({label: sites for label, (_, sites) in parts.items()}, num_sites, where)
+    return [
+        _Matrix([_columns(record, sites) for record in records], *_declared_type(settings, where, name), sites=sites)
+        for name, sites in parts.values()
+    ]
+
+
+def _columns(record: _Record, sites: NDArray[np.int64]) -> _Record:
+    """Return some sites of a sequence."""
+    lines = np.repeat([line for line, _ in record.rows], [count for _, count in record.rows])[sites]
+    several = dict(zip((site for site, symbol in enumerate(record.text) if symbol == _ANY), record.sets, strict=True))
+    return _Record(
+        record.name,
+        "".join(record.text[site] for site in sites),
+        [(line, len(list(same))) for line, same in itertools.groupby(lines.tolist())],
+        tuple(several[site] for site in sites.tolist() if site in several),
+    )
+
+
+def _nexus_matrix(
+    text: str, source: str, first_line: int, settings: dict[str, str], taxa: Sequence[str]
+) -> list[_Record]:
+    """Read a matrix of `nchar` sites a sequence, whose names are in front or, with NOLABELS, those of `taxa`."""
+    if re.fullmatch(r"[1-9]\d{0,17}", settings.get("nchar", "")) is None:
+        raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: add nchar to DIMENSIONS.")
+    off = ("no", "n", "false")
+    num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
+    interleaved = settings.get("interleave", "no").lower() not in off
+    rows = [(first_line + offset - 1, row) for offset, row in _lines(unquoted(_joined(text)))]
+    if "nolabels" in settings or settings.get("labels", "").lower() in off:
+        rows = _with_names(rows, taxa, num_sites, interleaved)
+    try:
+        records, states = _matrix_rows(rows, num_sites, interleaved)
+    except _Misread as error:
         if not interleaved and num_taxa in ("", str(len(rows))):
             _blame(source, rows, _first_word, num_sites)
-        # DendroPy counts the line and column of its message from the start of `plain`.
-        said = getattr(error, "message", str(error)) or "the last sequence is too short"
         raise AlignmentError(
-            f"{source}, line {line}: the matrix does not consist of {num_taxa or 'whole'} sequences of {num_sites} "
-            f"sites ({said}). Remedy: give each taxon once, with the number of sites in DIMENSIONS."
+            f"{source}, line {error.line}: the matrix does not consist of {num_taxa or 'whole'} sequences of "
+            f"{num_sites} sites ({error}). Remedy: give each taxon once, with the number of sites in DIMENSIONS."
         ) from error
-    own = ((settings.get("gap", "-"), "-"), (settings.get("missing", "?"), "?"))
-    usual = str.maketrans({symbol.upper(): letter for symbol, letter in own if len(symbol) == 1})
-    for record in records:
-        record.text = record.text.translate(usual)
-        if len(record.text) != num_sites:
-            raise _wrong_length(source, record.line, record.name, len(record.text), f"nchar={num_sites} is")
+    _replace_matches(records, states, settings.get("matchchar", ""), source)
+    meaning = _meanings(settings, source, first_line)
+    for record, row in zip(records, states, strict=True):
+        meant = {state: "".join(meaning.get(symbol, symbol) for symbol in state) for state in set(row)}
+        # A file may hold the character itself, which is no symbol, so it is kept as a set.
+        texts = {state: _ANY if len(symbols) != 1 else symbols for state, symbols in meant.items()}
+        record.text = "".join([texts[state] for state in row])
+        record.sets = tuple([meant[state] for state in row if texts[state] == _ANY])
+    if not records:
+        raise AlignmentError(f"{source}, line {first_line}: the matrix is empty. Remedy: add its sequences.")
     if num_taxa not in ("", str(len(records))):
         raise AlignmentError(
             f"{source}, line {first_line}: the matrix has {len(records)} taxa, but ntax={num_taxa} is "
             "announced. Remedy: correct DIMENSIONS, or write the file again if it is truncated."
         )
     return records
+
+
+def _with_names(
+    rows: list[tuple[int, str]], taxa: Sequence[str], num_sites: int, interleaved: bool
+) -> list[tuple[int, str]]:
+    """Write the names of taxa in front of the rows of a matrix without labels."""
+    named: list[tuple[int, str]] = []
+    number = sites = 0
+    for line, row in rows:
+        starts = interleaved or not sites % num_sites
+        named.append((line, f"{taxa[number % len(taxa)]} {row}" if starts else row))
+        sites += _sites(row)
+        number = number + 1 if interleaved else sites // num_sites
+    return named
+
+
+def _matrix_rows(
+    rows: list[tuple[int, str]], num_sites: int, interleaved: bool
+) -> tuple[list[_Record], list[list[str]]]:
+    """Read the names of a matrix and the symbols of each site; _Misread if they do not have `num_sites` sites each."""
+    records: dict[str, _Record] = {}
+    states: dict[str, list[str]] = {}
+    name = ""
+    for line, row in rows:
+        rest = row
+        if interleaved or not name or len(states[name]) >= num_sites:
+            name, rest = _first_word(row)
+            if name in records and (not interleaved or len(states[name]) >= num_sites):
+                raise _Misread(line, f"taxon {name!r} occurs again")
+            record = records.setdefault(name, _Record(name, "", []))
+            states.setdefault(name, [])
+        plain = "".join(rest.split())
+        found = [several or one for several, one in _SITE.findall(plain)] if _SET.search(plain) else plain
+        record.rows.append((line, len(found)))
+        states[name] += found
+        if len(states[name]) > num_sites:
+            raise _Misread(line, f"taxon {name!r} has {len(states[name])} sites")
+    for record in records.values():
+        if len(states[record.name]) != num_sites:
+            raise _Misread(record.line or 1, f"taxon {record.name!r} has {len(states[record.name])} sites")
+    return list(records.values()), list(states.values())
+
+
+def _replace_matches(records: list[_Record], states: list[list[str]], mark: str, source: str) -> None:
+    """Replace the match character by the symbol of the first sequence, in place."""
+    if not mark or not states:
+        return
+    first = states[0]
+    if mark in first:
+        raise AlignmentError(
+            f"{source}, line {records[0].line_of(first.index(mark))}: taxon {records[0].name!r} has the match "
+            "character where the first sequence has no character. Remedy: write the first sequence in full."
+        )
+    for row in states[1:]:
+        row[:] = [same if state == mark else state for same, state in zip(first, row, strict=True)]
+
+
+def _meanings(settings: dict[str, str], source: str, line: int) -> dict[str, str]:
+    """Return what symbols stand for: those of EQUATE, and the file's own signs for gaps and missing data."""
+    text = settings.get("equate", "").strip()
+    entries = _EQUATION.findall(text)
+    if _EQUATION.sub("", text):
+        raise AlignmentError(
+            f"{settings.get('place', f'{source}, line {line}')}: EQUATE={text!r} is not read. Remedy: write pairs such "
+            'as EQUATE="U=T R={AG}".'
+        )
+    found: dict[str, str] = {}
+    usual = ((settings.get("gap", "-"), "-"), (settings.get("missing", "?"), "?"))
+    signs = {sign: meaning for sign, meaning in usual if len(sign) == 1}
+    pairs = signs | {symbol: "".join((several or one).split()) for symbol, several, one in entries}
+    for symbol, meaning in pairs.items():
+        meaning = "".join(signs.get(one, one) for one in meaning)
+        cases = (symbol,) if "respectcase" in settings else (symbol.swapcase(), symbol)
+        found |= {case: meaning for case in cases if case == symbol or case not in pairs}
+    return found
 
 
 # The type of the data, as declared or told by the symbols.
@@ -474,23 +755,28 @@ def _type_of(
             f"{source}: the file declares {known[0]} data, but data_type={known[1]!r} is given. Remedy: correct one."
         )
     found = declared if kind is None or (kind == "standard" and declared is not None) else kind
-    if isinstance(found, DataType):
+    is_declared = isinstance(found, DataType) and found is declared and found.name == "standard"
+    if isinstance(found, DataType) and not is_declared:
         return found
     counts = Counter("".join(record.text + "".join(record.sets) for record in records).upper())
     for blank in ("-", "?", ",", _ANY):
         counts.pop(blank, None)
+    if isinstance(found, DataType):  # symbols that no taxon has are no states
+        return _standard_of(Counter({one: counts[one] for one in found.states if counts[one]}), source, found.states)
     return _guessed_type(counts, source) if found is None else _standard_of(counts, source)
 
 
-def _standard_of(counts: Counter[str], source: str) -> DataType:
+def _standard_of(
+    counts: Counter[str], source: str, symbols: tuple[str, ...] = standard_characters(36).states
+) -> DataType:
     """Return the type of morphological symbols up to the last of those that occur."""
-    symbols = standard_characters(36).states
     unknown = sorted(counts.keys() - set(symbols))
     if unknown:
         raise AlignmentError(
             f"{source}: the symbol {unknown[0]!r} is not a state of standard data. Remedy: use digits and letters."
         )
-    return standard_characters(max([2, *(symbols.index(symbol) + 1 for symbol in counts)]))
+    number = max([2, *(symbols.index(symbol) + 1 for symbol in counts)])
+    return standard_characters("".join(symbols[:number]))
 
 
 def _guessed_type(counts: Counter[str], source: str) -> DataType:
@@ -563,19 +849,21 @@ class Alignment:
     def from_file(
         cls, path: str | os.PathLike[str], format: str | None = None, *, data_type: DataType | str | None = None
     ) -> Alignment:
-        r"""Read a FASTA, NEXUS or PHYLIP file.
+        r"""Read a FASTA, NEXUS, PHYLIP, Clustal or Stockholm file.
 
         Parameters
         ----------
         path : str or os.PathLike
-            May be compressed by gzip. NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and
-            match characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
-        format : {"fasta", "nexus", "phylip"}, optional
+            May be compressed by gzip. All formats but FASTA may be interleaved; NEXUS may declare its own gap, missing
+            and match characters and, by EQUATE, symbols for others or for sets of them. A FASTA name is the first word
+            after '>'; blanks in quoted NEXUS names become underscores. A file in UTF-16 or Latin-1 is read with a
+            warning. A NEXUS file of several matrices, or of a mixed one, is for `read_matrices`.
+        format : {"fasta", "nexus", "phylip", "clustal", "stockholm"}, optional
             By default detected from the content, then from the suffix.
         data_type : {"DNA", "protein", "codon", "standard"} or DataType, optional
             By default what a NEXUS file declares, else told by the symbols: bases, amino acids, or digits for the
-            states of morphological characters. Codons are read from bases in frame, by the standard genetic code or
-            that of `codons(genetic_code)`.
+            states of morphological characters; restriction data are characters with the states 0 and 1. Codons are
+            read from bases in frame, by the standard genetic code or that of `codons(genetic_code)`.
 
         Returns
         -------
@@ -586,9 +874,14 @@ class Alignment:
         AlignmentError
             If the file is missing, empty, truncated or malformed; if it holds symbols of another type of data,
             sequences of unequal lengths, a repeated name, an incomplete codon or a stop codon; if bases cannot be told
-            from amino acids. The message gives file, line and taxon.
+            from amino acids; if the file holds several matrices. The message gives file, line and taxon.
         SettingsError
-            If `format` is not one of the three names, or `data_type` is unknown.
+            If `format` is not one of these names, or `data_type` is unknown.
+
+        Warns
+        -----
+        ConversionWarning
+            If the file is not in UTF-8, or has commands that leave out sites or taxa.
 
         Examples
         --------
@@ -756,7 +1049,7 @@ class Alignment:
         >>> alignment.select_sites(range(0, 4, 2)).patterns.tolist()
         [[1, 4], [1, 4]]
         """
-        chosen = self._indices(sites, "sites")
+        chosen = self.site_indices(sites, "sites")
         if not len(chosen):
             raise AlignmentError("sites: there is no site. Remedy: choose at least one.")
         return self._from_rows(self.taxa, self.patterns.numpy()[:, self.site_patterns.numpy()[chosen]], self.data_type)
@@ -791,14 +1084,14 @@ class Alignment:
         """
         if isinstance(subsets, Mapping):
             where = "subsets"
-            found = {name: self._indices(sites, f"{where}, {name!r}") for name, sites in subsets.items()}
+            found = {name: self.site_indices(sites, f"{where}, {name!r}") for name, sites in subsets.items()}
         else:
             found, where = read_partitions(subsets, self.num_sites), os.fspath(subsets)
         check_partition(found, self.num_sites, where)
         return {name: self.select_sites(sites) for name, sites in found.items()}
 
-    def _indices(self, sites: Sequence[int] | NDArray[np.integer[Any]], where: str) -> NDArray[Any]:
-        """Return sites as an array; AlignmentError if one of them is outside the alignment."""
+    def site_indices(self, sites: Sequence[int] | NDArray[np.integer[Any]], where: str) -> NDArray[np.int64]:
+        """Return sites as an array; AlignmentError, which names the argument, if one is outside the alignment."""
         try:
             indices = np.asarray(sites)
             indices = indices.astype(np.int64) if not indices.size else indices
@@ -808,7 +1101,7 @@ class Alignment:
             raise AlignmentError(
                 f"{where}: {sites!r:.60} are not sites. Remedy: give whole numbers from 0 to {self.num_sites - 1}."
             )
-        return indices
+        return indices.astype(np.int64)
 
     @property
     def num_taxa(self) -> int:
@@ -830,6 +1123,66 @@ def read_alignment(path: str | os.PathLike[str], blocks_read: Collection[str] = 
     """Read a file as `Alignment.from_file` does, for a caller who reads the NEXUS blocks `blocks_read` as well."""
     records, declared = _read_records(path, None, blocks_read)
     return Alignment._from_records(records, os.fspath(path), None, declared)
+
+
+def read_matrices(path: str | os.PathLike[str]) -> dict[str, Alignment]:
+    r"""Read all matrices of a NEXUS file: of several blocks, and of mixed matrices of MrBayes.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A file that `Alignment.from_file` reads, or a NEXUS file with several DATA or CHARACTERS blocks, or with
+        `datatype=mixed(DNA:1-6,standard:7-9)`, where sites are counted from 1.
+
+    Returns
+    -------
+    dict of str to Alignment
+        An alignment of each block, and of each type of a mixed matrix, in file order; `Partition` joins them. The
+        names are those of TITLE, or of the CHARSET of exactly these sites, or of the type, such as "DNA", "standard"
+        and "standard_2". The taxa are in the order of the first matrix.
+
+    Raises
+    ------
+    AlignmentError
+        As in `Alignment.from_file`; if the types of a mixed matrix overlap, leave out a site or reach beyond `nchar`;
+        if the matrices have different taxa.
+
+    References
+    ----------
+    F. Ronquist et al. (2012), MrBayes 3.2: efficient Bayesian phylogenetic inference and model choice across a large
+    model space, Systematic Biology 61, 539-542.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "mixed.nex"
+    >>> _ = path.write_text(
+    ...     "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=6;\nformat datatype=mixed(DNA:1-4,standard:5-6);\n"
+    ...     "matrix\nA ACGT01\nB ACGA11\n;\nend;\n"
+    ... )
+    >>> {name: matrix.num_sites for name, matrix in read_matrices(path).items()}
+    {'DNA': 4, 'standard': 2}
+    """
+    matrices = _read_file(path)
+    found: dict[str, Alignment] = {}
+    taxa: tuple[str, ...] = ()
+    for matrix in matrices:
+        source = os.fspath(path) if len(matrices) == 1 else f"{os.fspath(path)}, {matrix.described}"
+        alignment = Alignment._from_records(matrix.records, source, None, matrix.kind)
+        taxa = taxa or alignment.taxa
+        odd = sorted(set(taxa) ^ set(alignment.taxa))
+        if odd:
+            raise AlignmentError(
+                f"{_at(os.fspath(path), matrix.line)}: the taxon {odd[0]!r} is not in all matrices. Remedy: give "
+                "each matrix all taxa, with '?' for what is missing."
+            )
+        name = stem = matrix.title or matrix.declared or alignment.data_type.name
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{stem}_{number}"
+        found[name] = alignment if alignment.taxa == taxa else alignment.select(taxa)
+    return found
 
 
 def _at(source: str, line: int | None) -> str:

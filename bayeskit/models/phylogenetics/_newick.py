@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import re
@@ -25,8 +26,11 @@ from bayeskit.extend import warn_user
 
 # The statements of Newick and NEXUS files. DendroPy accepts a truncated file as complete; this code does not.
 
-QUOTED = re.compile(r"'(?:[^']|'')*'")
-_PIECE = re.compile(r"[^'\[\];]+|'(?:[^']|'')*'|.")
+# A quotation mark right behind a letter or digit is part of the word, as in O'Brien.
+QUOTED = re.compile(r"(?<!\w)'(?:[^']|'')*'")
+_PIECE = re.compile(r"(?:[^'\[\];]+|(?<=\w)')+|'(?:[^']|'')*'|.")
+#: The first line of a NEXUS file, and the lines before its first block that begin with '#'.
+_NEXUS_HEAD = re.compile(r"\s*#nexus(?:(?:\s|\[[^\[\]]*\])*\n[ \t]*#[^\n]*)*", re.IGNORECASE)
 _COMMENT_EDGE = re.compile(r"[\[\]]")
 ErrorType = type[AlignmentError] | type[TreeError]
 
@@ -62,7 +66,8 @@ def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
                 raise error(f"{source}: the file is compressed ({kind}). Remedy: unpack it, or compress it with gzip.")
         if content.startswith(b"\x1f\x8b"):
             content = gzip.decompress(content)
-        text = TextIOWrapper(BytesIO(content), encoding="utf-8-sig").read()
+        encoding = _encoding(content)
+        text = TextIOWrapper(BytesIO(content), encoding=encoding).read()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as problem:
         if isinstance(problem, FileNotFoundError):
             said = "there is no such file"
@@ -71,14 +76,50 @@ def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
         raise error(f"{source}: {said}. Remedy: give the path of {what}.") from problem
     if not text.strip():
         raise error(f"{source}: the file is empty. Remedy: give {what}.")
+    if encoding not in _UTF_8:
+        warn_user(
+            f"{source}: the file is not in UTF-8; it was read as {encoding}. Remedy: check the names with accents, and "
+            "write the file in UTF-8.",
+            ConversionWarning,
+        )
     return text
+
+
+_UTF_8 = ("utf-8", "utf-8-sig")
+#: Encodings by their byte order mark, the longer marks first.
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def _encoding(content: bytes) -> str:
+    """Return the encoding of a text: by its byte order mark, else UTF-8 where it is that, else Latin-1.
+
+    Bytes 128 to 159 are control characters in Latin-1, so they mean that the text is in its extension Windows-1252.
+    UnicodeDecodeError if the bytes are no text in any of them.
+    """
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if content.startswith(mark):
+            return encoding
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        if b"\x00" in content:  # no text in Latin-1 holds it
+            raise
+        encoding = "Windows-1252" if re.search(rb"[\x80-\x9f]", content) else "Latin-1"
+        content.decode(encoding)
+        return encoding
+    return "utf-8"
 
 
 def _statements(text: str, source: str, error: ErrorType, line: int = 1) -> Iterator[_Statement]:
     """Yield each statement up to a ';' outside quotes and comments, or to the end of the text."""
-    # Comments are left out, but not their line ends; `line` is that of the start of `text`. A '#NEXUS' there is
-    # skipped.
-    head = re.match(r"\s*#nexus", text, re.IGNORECASE)
+    # Comments are left out, but not their line ends; `line` is that of the start of `text`.
+    head = _NEXUS_HEAD.match(text)
     position = head.end() if head else 0
     line += text.count("\n", 0, position)
     parts: list[str] = []

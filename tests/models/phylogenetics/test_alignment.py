@@ -159,8 +159,9 @@ def test_format_is_told_by_content_then_suffix_then_argument(tmp_path):
         Alignment.from_file(write(tmp_path, "acgt\n", "a.fasta"))
     with pytest.raises(AlignmentError, match="PHYLIP must start"):
         Alignment.from_file(path, format="phylip")
-    with pytest.raises(SettingsError, match="clustal"):
-        Alignment.from_file(path, format="clustal")
+    for wrong in ("emboss", 3):
+        with pytest.raises(SettingsError, match=f"format={wrong!r} is unknown. Remedy: use 'fasta', .* or 'stockholm'"):
+            Alignment.from_file(path, format=wrong)
 
 
 BAD = {
@@ -197,13 +198,27 @@ BAD = {
         "line 5: the matrix has 2 taxa, but ntax=3",
     ),
     "nexus restriction": (
-        nexus("a acgt\nb ACGT").replace("dna", "restriction"),
-        r"line 4: data of type 'restriction' are not supported",
+        nexus("a 0101\nb 0121").replace("dna", "restriction"),
+        r"line 7: unknown character '2' in taxon 'b' at site 3. Remedy: use the symbols 0 1",
     ),
-    "nexus equate": (nexus("a acgt\nb ACGT", ' equate="z=A"'), "line 4: the format option 'EQUATE'"),
+    "nexus continuous": (
+        nexus("a acgt\nb ACGT").replace("dna", "continuous"),
+        r"line 4: data of type 'continuous' are not supported",
+    ),
+    "nexus equate": (nexus("a acgt\nb ACGT", ' equate="z A"'), "line 4: EQUATE='z A' is not read"),
+    "nexus equate unknown": (nexus("a acgt\nb ACzT", ' equate="z=!"'), "line 7: unknown character '!'.*'b' at site 3"),
+    "nexus transpose": (nexus("a acgt\nb ACGT", " transpose"), "line 4: the format option 'TRANSPOSE'"),
+    "nexus tokens": (nexus("a acgt\nb ACGT", " tokens=yes"), "line 4: the format option 'TOKENS'"),
+    "nexus empty set": (nexus("a acgt\nb A{}GT"), "line 7: unknown character"),
+    "nexus open set": (nexus("a acgt\nb A{CGT"), "line 7: taxon 'b' has 5 sites"),
+    "nexus empty": (nexus("").replace("ntax=2", ""), "line 5: the matrix is empty"),
+    "nexus without sites": (nexus("a\nb").replace("nchar=4", "nchar=0"), "line 5: nchar is not announced"),
     "nexus without matrix": ("#NEXUS\nbegin trees;\ntree a=(1,2);\nend;\n", "a file of trees.*TreeSample"),
     "nexus eliminate": (nexus("a acgt\nb ACGT").replace("matrix", "eliminate 2;\nmatrix"), "line 5: .*ELIMINATE"),
-    "second matrix": (nexus("a acgt\nb ACGT") + nexus("a aaaa\nb AAAA")[7:], r"line \d+: this is a second MATRIX"),
+    "second matrix": (
+        nexus("a acgt\nb ACGT") + nexus("a aaaa\nb AAAA")[7:],
+        "line 13: the file holds 2 matrices .*read_matrices",
+    ),
     "no labels": (nexus("a acgt\nb ACGT", " nolabels"), "the format option 'NOLABELS'"),
     "labels on the right": (nexus("a acgt\nb ACGT", " labels=right"), "the format option 'LABELS'"),
     "phylip one too many": ("2 4\na acgt\nb acgt\nc acgt\n", "line 1: 2 taxa are announced, but 3 follow"),

@@ -1,0 +1,388 @@
+"""Formats and encodings of alignments: the same data in each, matrices of several types, and what is refused."""
+
+import gzip
+import itertools
+
+import pytest
+import torch
+
+from bayeskit.errors import AlignmentError, ConversionWarning
+from bayeskit.models.phylogenetics import (
+    HKY85,
+    Alignment,
+    Mk,
+    Partition,
+    Tree,
+    TreeSample,
+    read_matrices,
+    standard_characters,
+)
+
+SEQUENCES = {"Homo_sap": "ACGTRACGTA-CGGA", "Pan_trog": "ACGTAACGTATCNGA", "Gorilla_": "ATGTAAYGTATC?GT"}
+CUTS = ((0, 6), (6, 12), (12, 15))
+
+
+def masks(alignment: Alignment) -> list[list[int]]:
+    return alignment.patterns[:, alignment.site_patterns].tolist()
+
+
+def same(one: Alignment, other: Alignment) -> bool:
+    return (one.taxa, one.data_type, masks(one)) == (other.taxa, other.data_type, masks(other))
+
+
+def nexus(matrix: str, options: str = "", num_sites: int = 15, data_type: str = "dna", num_taxa: int = 3) -> str:
+    return (
+        f"#NEXUS\nbegin data;\ndimensions ntax={num_taxa} nchar={num_sites};\nformat datatype={data_type}{options};\n"
+        f"matrix\n{matrix}\n;\nend;\n"
+    )
+
+
+def rows(sequences: dict[str, str], start: int = 0, end: int | None = None, width: int = 9) -> str:
+    return "\n".join(f"{name:<{width}} {text[start:end]}" for name, text in sequences.items())
+
+
+def blocks(separator: str = "\n\n") -> str:
+    return separator.join(rows(SEQUENCES, start, end) for start, end in CUTS)
+
+
+def matched(sequences: dict[str, str]) -> dict[str, str]:
+    first, *_ = sequences.values()
+    pairs = {name: zip(text, first, strict=True) for name, text in sequences.items()}
+    others = {name: "".join("." if one == same else one for one, same in found) for name, found in pairs.items()}
+    return others | {next(iter(sequences)): first}
+
+
+def unnamed(start: int, end: int) -> str:
+    return "\n".join(text[start:end] for text in SEQUENCES.values())
+
+
+CLUSTAL = "\n\n".join(rows(SEQUENCES, start, end) + "\n" + " " * 10 + "* **  "[: end - start] for start, end in CUTS)
+STOCKHOLM = {name: text.replace("-", ".") for name, text in SEQUENCES.items()}
+FORMATS = {
+    "fasta": "".join(f">{name} described\n{text[:7]}\n{text[7:].lower()}\n" for name, text in SEQUENCES.items()),
+    "relaxed phylip": f"3 15\n{rows(SEQUENCES)}\n",
+    "strict phylip": "3 15\n" + "".join(f"{name:<10}{text}\n" for name, text in SEQUENCES.items()),
+    "sequential phylip": "3 15\n" + "".join(f"{name} {text[:6]}\n{text[6:]}\n" for name, text in SEQUENCES.items()),
+    "interleaved phylip": f"3 15\n{rows(SEQUENCES, 0, 6)}\n\n{unnamed(6, 12)}\n\n{unnamed(12, 15)}\n",
+    "nexus": nexus(rows(SEQUENCES)),
+    "interleaved nexus": nexus(blocks(), " interleave=yes gap=-"),
+    "nexus with match character": nexus(rows(matched(SEQUENCES)), " matchchar=."),
+    "nexus with own signs": nexus(rows(SEQUENCES).replace("-", "~").replace("?", "x"), " gap=~ missing=X"),
+    "nexus with equated symbols": nexus(
+        rows(SEQUENCES).replace("R", "1").replace("T", "2").replace("Y", "w").replace("-", "3"),
+        ' equate="1={AG} 2=T W = (C T) 3=-"',
+    ),
+    "nexus with sets": nexus(rows(SEQUENCES).replace("R", "{A G}").replace("Y", "(C,T)")),
+    "nexus with lines of a database": nexus(rows(SEQUENCES)).replace("S\n", "S\n# one\n [note]\n  # two; it's\n", 1),
+    "nexus without labels": nexus(unnamed(0, 15), " nolabels").replace(
+        "S\n", f"S\nbegin taxa;\ndimensions ntax=3;\ntaxlabels {' '.join(SEQUENCES)};\nend;\n", 1
+    ),
+    "interleaved nexus without labels": nexus(
+        "\n".join(unnamed(start, end) for start, end in CUTS), " labels=no interleave"
+    ).replace("S\n", f"S\nbegin taxa;\ntaxlabels {' '.join(SEQUENCES)};\nend;\n", 1),
+    "nexus with options that are off": nexus(rows(SEQUENCES), " transpose=no labels=left tokens=no interleave=no"),
+    "clustal": f"CLUSTAL W (1.83) multiple sequence alignment\n\n\n{CLUSTAL}\n",
+    "clustal with numbers": f"CLUSTAL O(1.2.4)\n\n{CLUSTAL}\n".replace("ACGTRA\n", "ACGTRA 6\n"),
+    "muscle": f"MUSCLE (3.8) multiple sequence alignment\n\n{CLUSTAL}\n",
+    "probcons": f"PROBCONS version 1.12 multiple sequence alignment\n\n{blocks()}\n",
+    "stockholm": f"# STOCKHOLM 1.0\n#=GF ID x\n\n{rows(STOCKHOLM)}\n#=GC SS_cons {'.' * 15}\n//\n",
+    "interleaved stockholm": "# STOCKHOLM 1.0\n"
+    + "\n\n".join(rows(STOCKHOLM, start, end) + "\n#=GR Pan_trog SS ..." for start, end in CUTS)
+    + "\n//\n",
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_each_format_gives_the_same_alignment(case, tmp_path):
+    expected, path = Alignment.from_sequences(SEQUENCES), tmp_path / "data"
+    path.write_text(FORMATS[case])
+    assert same(Alignment.from_file(path), expected)
+    name = next(
+        name for name in ("fasta", "phylip", "nexus", "stockholm", "clustal") if name in (*case.split(), "clustal")
+    )
+    assert same(Alignment.from_file(path, format=name), expected)
+    path.write_bytes(gzip.compress(FORMATS[case].replace("\n", "\r\n").encode()))
+    assert same(Alignment.from_file(path), expected)
+    (matrix,) = read_matrices(path).values()
+    assert same(matrix, expected)
+
+
+ENCODINGS = {
+    "UTF-16": "utf-16",
+    "UTF-16 ": "utf-16-be",
+    "UTF-32": "utf-32",
+    "Latin-1": "latin-1",
+    "Windows-1252": "cp1252",
+}
+
+
+@pytest.mark.parametrize(("said", "encoding"), ENCODINGS.items())
+def test_other_encodings_are_read_with_a_warning(said, encoding, tmp_path):
+    names = ("Gießen", "São_Paulo", "d\u2019Or" if said == "Windows-1252" else "é")
+    text = "".join(f">{name}\nACG{base}\n" for name, base in zip(names, "TAC", strict=True))
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    path = tmp_path / "data.fasta"
+    for content in ((mark + text).encode(encoding), gzip.compress((mark + text).encode(encoding))):
+        path.write_bytes(content)
+        with pytest.warns(ConversionWarning, match=rf"data\.fasta: .* it was read as {said.strip()}\. Remedy"):
+            assert Alignment.from_file(path).taxa == names
+    trees = tmp_path / "data.trees"
+    trees.write_bytes((mark + f"({','.join(names)});\n" * 2).encode(encoding))
+    with pytest.warns(ConversionWarning, match=rf"data\.trees: .* it was read as {said.strip()}"):
+        assert set(TreeSample.from_file(trees).taxa) == set(names)
+    with pytest.warns(ConversionWarning, match=rf"it was read as {said.strip()}"):
+        assert set(Tree.from_file(trees, 0).taxa) == set(names)
+
+
+def test_what_is_no_text(tmp_path):
+    path = tmp_path / "data"
+    for content in (b">a\nAC\xe9\x00T\n", b">a\n\x81\x8d\n", b"\xff\xfeA", ">a\nAC".encode("utf-16")[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(AlignmentError, match=r"data: the file cannot be read as text.*Remedy"):
+            Alignment.from_file(path)
+
+
+def test_equated_symbols(tmp_path):
+    """Every symbol stands for both cases, but where the other case has a meaning of its own, or RESPECTCASE is set."""
+    path = tmp_path / "data.nex"
+    path.write_text(nexus("x ACGUAC\ny ACgTTC\nz ACC{UA}AC", ' missing=? gap=- equate="U=T"', 6))
+    assert masks(Alignment.from_file(path)) == [[1, 2, 4, 8, 1, 2], [1, 2, 4, 8, 8, 2], [1, 2, 2, 9, 1, 2]]
+    options = ' symbols="012" missing=? equate="E=(012) e=? F={12}"'
+    for text, expected in ((options, [7, 7, 6, 6]), (options.replace("F", "f") + " respectcase", None)):
+        path.write_text(nexus("x 0000\ny EeFf", text, 4, "standard", 2))
+        if expected is None:
+            with pytest.raises(AlignmentError, match="line 7: unknown character 'F' in taxon 'y' at site 3"):
+                Alignment.from_file(path)
+        else:
+            assert masks(Alignment.from_file(path))[1] == expected
+    path.write_text(nexus("x 01aA\ny 0000", ' symbols="01aA" respectcase', 4, "standard", 2))
+    with pytest.raises(AlignmentError, match="line 4: the format option 'RESPECTCASE'.*Remedy"):
+        Alignment.from_file(path)
+
+
+NAMES = {
+    "O'Brien ACGT\nd'Urvillea ACGA\n'it''s' ACGG": ("O'Brien", "d'Urvillea", "it's"),
+    "'O''Brien x' ACGT\n'[b] c' ACGA\nc' ACGG": ("O'Brien_x", "[b]_c", "c'"),
+    "'a b'ACGT\nb\tACGA\n'c d'  AC GG": None,
+}
+
+
+@pytest.mark.parametrize(("matrix", "names"), NAMES.items())
+def test_apostrophes_and_quoted_names(matrix, names, tmp_path):
+    path = tmp_path / "data.nex"
+    path.write_text(nexus(matrix, num_sites=4))
+    if names is None:
+        with pytest.raises(AlignmentError, match=r"data\.nex, line 6: .*Remedy"):
+            Alignment.from_file(path)
+    else:
+        assert Alignment.from_file(path).taxa == names
+
+
+def test_restriction_sites(tmp_path):
+    path = tmp_path / "data.nex"
+    path.write_text(nexus("a 0010\nb 0?1-\nc 00(01)0", " interleave=no", 4, "Restriction"))
+    alignment = Alignment.from_file(path)
+    assert alignment.data_type == standard_characters("01")
+    assert masks(alignment) == [[1, 1, 2, 1], [1, 3, 2, 3], [1, 1, 3, 1]]
+    assert list(read_matrices(path)) == ["restriction"]
+
+
+MIXED = """#NEXUS
+begin data;
+dimensions ntax=4 nchar=9;
+format datatype=mixed(DNA:1-6,Standard:7-9) interleave=yes missing=? gap=-;
+matrix
+a ACGTAC
+b ACGTTC
+c ACCTAC
+d ACC{CT}TC
+
+a 001
+b 01{12}
+c 1(12)2
+d 102
+;
+end;
+"""
+PARTS = {
+    "DNA": {"a": "ACGTAC", "b": "ACGTTC", "c": "ACCTAC", "d": "ACCYTC"},
+    "standard": {"a": "001", "b": "011", "c": "112", "d": "102"},
+}
+
+
+def test_mixed_matrices(tmp_path):
+    path = tmp_path / "mixed.nex"
+    path.write_text(MIXED)
+    found = read_matrices(path)
+    assert list(found) == ["DNA", "standard"] and same(found["DNA"], Alignment.from_sequences(PARTS["DNA"]))
+    assert found["standard"].taxa == tuple("abcd")
+    assert masks(found["standard"]) == [[1, 1, 2], [1, 2, 6], [2, 6, 4], [2, 1, 4]]
+    with pytest.raises(
+        AlignmentError, match=r"mixed\.nex, line 5: the file holds 2 matrices.*read_matrices.*Partition"
+    ):
+        Alignment.from_file(path)
+    partition = Partition(found, {"DNA": HKY85(), "standard": Mk(3)})
+    assert partition.num_sites == 9
+
+
+def test_the_parts_of_a_mixed_matrix_are_named_after_sets_of_the_same_sites(tmp_path):
+    path = tmp_path / "mixed.nex"
+    sets = "begin mrbayes;\ncharset wings = 7-.;\ncharset all_but_one = 1-5;\ncharset odd = nothing;\nend;\n"
+    path.write_text(MIXED + sets)
+    assert list(read_matrices(path)) == ["DNA", "wings"]
+    text = MIXED.replace("DNA:1-6,Standard:7-9", "Standard : 7 - 8, DNA:1-3 5, dna:4 6,standard: 9")
+    path.write_text(text)
+    found = read_matrices(path)
+    assert {name: one.num_sites for name, one in found.items()} == {
+        "standard": 2,
+        "DNA": 4,
+        "DNA_2": 2,
+        "standard_2": 1,
+    }
+    assert masks(found["DNA_2"]) == [[8, 2], [8, 2], [8, 2], [10, 2]]
+
+
+WRONG_MIXED = {
+    "overlap": (
+        "DNA:1-6,Standard:6-9",
+        "line 4: the subsets 'DNA:1-6' and 'Standard:6-9' overlap; sites in both are 6",
+    ),
+    "the same twice": ("DNA:1-9,DNA:1-9", r"line 4: the subsets 'DNA:1-9' and 'DNA:1-9 \(again\)' overlap"),
+    "gap": ("DNA:1-5,Standard:7-9", "line 4: the sites 6 .* are in no subset"),
+    "outside": ("DNA:1-6,Standard:7-10", "line 4: '7-10' is not within the 9 sites"),
+    "from zero": ("DNA:0-6,Standard:7-9", "line 4: '0-6' is not within the 9 sites"),
+    "backward": ("DNA:6-1,Standard:7-9", "line 4: '6-1' is not within"),
+    "no number": ("DNA:1-6,Standard:x", "line 4: 'x' is neither a site nor a set"),
+    "unknown type": ("DNA:1-6,Continuous:7-9", "line 4: data of type 'continuous' are not supported"),
+    "no sites": ("DNA,Standard:7-9", "line 4: 'DNA' gives no type and its sites"),
+    "wrong type": (
+        "Standard:1-6,DNA:7-9",
+        r"mixed\.nex, DNA in the sites 7-9, line 11: unknown character '0'.*'a' at site 1",
+    ),
+    "too few": ("DNA:1-3,Standard:4-9", r"standard in the sites 4-9: .*"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MIXED)
+def test_wrong_ranges_of_mixed_matrices(case, tmp_path):
+    declared, message = WRONG_MIXED[case]
+    path = tmp_path / "mixed.nex"
+    path.write_text(
+        MIXED.replace("DNA:1-6,Standard:7-9", declared).replace("AC\n", "A!\n" if case == "too few" else "AC\n")
+    )
+    with pytest.raises(AlignmentError, match=rf"(?s){message}.*Remedy") as error:
+        read_matrices(path)
+    assert "mixed.nex" in str(error.value)
+
+
+def block(data_type: str, matrix: str, num_sites: int, title: str = "") -> str:
+    return (
+        f"begin characters;\n{title}dimensions nchar={num_sites};\nformat datatype={data_type};\nmatrix\n{matrix}\n;\n"
+        "end;\n"
+    )
+
+
+def test_several_blocks(tmp_path):
+    path = tmp_path / "blocks.nex"
+    first, second = block("dna", "a ACGT\nb ACGA\nc ACCA", 4), block("standard", "c 10\na 00\nb 01", 2)
+    path.write_text("#NEXUS\n" + first + second + block("standard", "a 2\nb 1\nc 0", 1))
+    found = read_matrices(path)
+    assert list(found) == ["DNA", "standard", "standard_2"] and {one.taxa for one in found.values()} == {
+        ("a", "b", "c")
+    }
+    assert masks(found["standard"]) == [[1, 1], [1, 2], [2, 1]]
+    with pytest.raises(
+        AlignmentError, match=r"blocks\.nex, line 14: the file holds 3 matrices \(DNA, standard, standard\)"
+    ):
+        Alignment.from_file(path)
+    titled = (
+        block("dna", "a AC\nb GT\nc GG", 2, "title 'the gene';\n"),
+        block("dna", "a C\nb T\nc G", 1, "TITLE the_gene;\n"),
+    )
+    path.write_text("#NEXUS\n" + "".join(titled))
+    assert list(read_matrices(path)) == ["the_gene", "the_gene_2"]
+    path.write_text("#NEXUS\n" + first + block("standard", "a 00\nb 01\nd 11", 2))
+    with pytest.raises(
+        AlignmentError, match=r"blocks\.nex, line 14: the taxon 'c' is not in all matrices.*Remedy.*'\?'"
+    ):
+        read_matrices(path)
+
+
+def test_settings_of_one_block_do_not_hold_in_the_next(tmp_path):
+    path = tmp_path / "blocks.nex"
+    first = block("dna matchchar=. equate='1=A'", "a 1CGT\nb ..G1", 4)
+    path.write_text("#NEXUS\n" + first + block("standard", "a 11\nb 10", 2))
+    found = read_matrices(path)
+    assert masks(found["DNA"]) == [[1, 2, 4, 8], [1, 2, 4, 1]] and masks(found["standard"]) == [[2, 2], [2, 1]]
+    path.write_text("#NEXUS\n" + first + "begin characters;\nmatrix\na 11\nb 10\n;\nend;\n")
+    with pytest.raises(AlignmentError, match="line 11: nchar is not announced"):
+        read_matrices(path)
+
+
+BAD = {
+    "clustal without sites": ("CLUSTAL\n\na ACGT\nb\n", "line 4: taxon 'b' has no sites"),
+    "clustal too short": (
+        "CLUSTAL\n\na ACGT\nb ACG\n",
+        r"line 4: taxon 'b' has 3 sites, but 4 are expected, as in 'a'",
+    ),
+    "clustal twice": ("CLUSTAL\n\na ACGT\na ACGA\n", r"line 4: the taxon 'a' occurs twice \(first in line 3\)"),
+    "clustal character": (
+        "CLUSTAL\n\na ACGT\nb ACGA\n  ***\n\na A\nb !\n",
+        "line 8: unknown character '!'.*'b' at site 5",
+    ),
+    "clustal empty": ("CLUSTAL\n\n", "there is no sequence"),
+    "stockholm truncated": ("# STOCKHOLM 1.0\na ACGT\nb ACGA\n", "line 3: the file ends without '//'"),
+    "stockholm of two": (
+        "# STOCKHOLM 1.0\na A\nb A\n//\n# STOCKHOLM 1.0\na A\nb A\n//\n",
+        "line 5: a second alignment",
+    ),
+    "stockholm twice": ("# STOCKHOLM 1.0\na ACGT\na ACGA\n//\n", "line 3: the taxon 'a' occurs twice"),
+    "stockholm too short": ("# STOCKHOLM 1.0\na ACGT\nb A.A\n//\n", "line 3: taxon 'b' has 3 sites"),
+    "stockholm empty": ("# STOCKHOLM 1.0\n//\n", "there is no sequence"),
+    "strict phylip twice": (
+        "2 4\nABCDEFGHIJACGT\nABCDEFGHIJACGA\n",
+        r"line 3: the taxon 'ABCDEFGHIJ' occurs twice \(first in line 2\)",
+    ),
+    "interleaved strict phylip twice": (
+        "3 6\nABCDEFGHIJACG\nABCDEFGHIXACG\nABCDEFGHIJACG\n\nTTT\nTTA\nTTC\n",
+        r"line 4: the taxon 'ABCDEFGHIJ' occurs twice \(first in line 2\)",
+    ),
+    "strict phylip twice with blanks": (
+        "2 4\nHomo sapieACGT\nHomo sapieACGA\n",
+        r"line 3: the taxon '(Homo|Homo sapie)' occurs twice \(first in line 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_malformed_files(case, tmp_path):
+    text, message = BAD[case]
+    path = tmp_path / "data.txt"
+    path.write_text(text)
+    with pytest.raises(AlignmentError, match=message) as error:
+        Alignment.from_file(path)
+    assert "data.txt" in str(error.value) and "Remedy" in str(error.value)
+
+
+@pytest.mark.parametrize("format", ["clustal", "stockholm"])
+def test_a_format_that_is_not_that_of_the_file(format, tmp_path):
+    path = tmp_path / "data"
+    path.write_text(">a\nACGT\n>b\nACGT\n")
+    with pytest.raises(AlignmentError, match=f"line 1: {format.capitalize()} must start with .*Remedy"):
+        Alignment.from_file(path, format=format)
+
+
+def test_a_long_matrix_of_sets_is_cut_at_the_right_sites(tmp_path):
+    """Sets before a range do not shift those in it."""
+    generator = torch.Generator().manual_seed(1)
+    codes = {"R": "{AG}", "Y": "(CT)", "M": "{A,C}", "A": "A", "C": "C", "G": "G", "T": "T"}
+    draws = torch.randint(len(codes), (3, 60), generator=generator)
+    plain = {name: "".join("RYMACGT"[k] for k in row) for name, row in zip("abc", draws.tolist(), strict=True)}
+    text = "\n".join(f"{name} {''.join(codes[code] for code in row)}" for name, row in plain.items())
+    path = tmp_path / "data.nex"
+    path.write_text(nexus(text, num_sites=60, data_type="mixed(dna:1-17 40-60,rna:18-39)"))
+    first, second = read_matrices(path).values()
+    chosen = [*range(17), *range(39, 60)]
+    for part, sites in ((first, chosen), (second, range(17, 39))):
+        cut = {name: "".join(itertools.compress(row, [k in sites for k in range(60)])) for name, row in plain.items()}
+        assert masks(part) == masks(Alignment.from_sequences(cut, data_type="DNA"))
