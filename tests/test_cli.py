@@ -554,7 +554,7 @@ def test_what_compare_sbn_and_vi_refuse(four, tmp_path):
         assert "t.nwk" in message and "3" in message and "E" in message
     trees.write_text("((A,B),C,D);\n((A,B),C,D);\n((A,C),B,D);\n")
     left_out = call("sbn", "--trees", trees, "--burn-in", 2)
-    assert left_out.exit_code == 0 and "2 trees left out as burn-in" in left_out.stdout
+    assert left_out.exit_code == 0 and "4 taxa, 2 left out as burn-in" in left_out.stdout
 
 
 def test_a_refused_run_leaves_its_folder_to_a_better_one(four, tmp_path):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bayeskit.cli._names import checked_methods
-from bayeskit.cli._options import POSTERIOR, BurnIn, Force, Out, Quiet, Seed, Substitution, numeric
+from bayeskit.cli._options import POSTERIOR, Force, Out, Quiet, Seed, Substitution, numeric
 from bayeskit.cli._own_models import Data, compare_own
 from bayeskit.cli._trees import compare_trees
 from bayeskit.errors import SettingsError
@@ -29,7 +29,7 @@ def compare_models_or_trees(
         list[Path] | None,
         typer.Option(
             "--trees",
-            help="Newick or NEXUS file: a list of trees, or the sample of a run. Once for each run.",
+            help="File of trees (Newick, NEXUS, ...): hypotheses, or the sample of a run. Once for each run.",
             rich_help_panel=_TREES,
         ),
     ] = None,
@@ -41,7 +41,15 @@ def compare_models_or_trees(
     draws: Annotated[
         int | None, numeric("10000", "Draws of each topology; fewer for the improbable ones.", POSTERIOR, min=1)
     ] = None,
-    burn_in: BurnIn = None,
+    burn_in: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            show_default="0",
+            help="Trees to leave out at the start of each file: a share below 1, or a number.",
+            rich_help_panel=_TREES,
+        ),
+    ] = None,
     seed: Seed = 0,
     out: Out = None,
     force: Force = False,

@@ -170,6 +170,7 @@ def compare_trees(
         "log evidence, summed over them under a uniform prior of all topologies, "
         f"{with_error(*comparison.total_log_evidence)}"
     )
+    said.append(f"{found.num_trees} trees read, {found.num_burn_in or 'none'} left out as burn-in")
     if found.total is not None:
         said.append(
             f"log evidence of all topologies {with_error(found.total.log_evidence, found.total.standard_error)}"
@@ -248,6 +249,8 @@ def fit_network(
         return
     console = new_console()
     console.print(Text(said, style="bold"), soft_wrap=True)
+    if found.reference is not None:
+        console.print(Text(f"reference: {found.reference}"), soft_wrap=True)
     for name, (value, error) in found.measures.items():
         console.print(Text(f"{name} {with_error(value, error or math.nan)}"), soft_wrap=True)
     _print_trees(found.trees, ["probability", "in_sample", *(["in_reference"] if references else [])], "trees.csv")
@@ -313,6 +316,7 @@ def approximate_trees(
         num_steps=steps,
         num_draws=draws,
         seed=seed,
+        on_support=None if quiet else lambda found: typer.echo(f"support: {found}", err=True),
         progress=not quiet,
         **numbers,
     )

@@ -11,7 +11,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
@@ -242,6 +242,19 @@ def _join(
 _WEIGHT_NOTE = re.compile(r"&w\s+([^\s/]+)(?:\s*/\s*(\S+))?\s*", re.IGNORECASE)
 _PROBABILITY_NOTE = re.compile(r"\s*p\s*=\s*([^\s,]+)\s*(?:,.*)?", re.DOTALL)
 _LEADING_WEIGHT = re.compile(r"([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|nan|inf))[ \t]+(?=\()", re.IGNORECASE)
+#: The names that MrBayes and BEAST give the trees of a chain, such as `gen.1000` and `STATE_1000`.
+_GENERATION = re.compile(r"'?(?:gen|generation|state|iteration)[._ ]?([0-9]+)'?", re.IGNORECASE)
+#: Columns of a log (RevBayes, BEAST) that number the rows of a chain, and the column that numbers its runs.
+_GENERATION_COLUMNS = ("iteration", "generation", "sample", "state")
+_RUN_COLUMN = "replicate_id"
+#: First line of a tree file of PHYLIP (number of trees) or PAML (number of taxa, number of trees).
+_COUNTS = re.compile(r"\s*(?:([0-9]+)[ \t]+)?([0-9]+)[ \t]*\r?\n(?=\s*[(\[])")
+_OPAQUE = rf"\[[^\[\]]*\]|{QUOTED.pattern}"
+_TREE_END = re.compile(rf"{_OPAQUE}|(;)")
+#: Marks of branches and ages of nodes in PAML's trees, such as `#1`, `$1`, `@0.5`, `'>0.6<0.8'` and `'B(0.6, 0.8)'`.
+_PAML_MARK = re.compile(
+    rf"[ \t]*(?:'(?:[#$@<>]|[A-Z0-9]+\()[^']*'|[#$@<>][ \t]*(?:[0-9]+\.?[0-9]*|\.[0-9]+))|({_OPAQUE})"
+)
 
 
 @dataclass(frozen=True)
@@ -251,34 +264,46 @@ class TreeText:
     newick: str
     source: str  # name of the file
     line: int  # where the description starts
-    translate: Mapping[str, str]  # labels by their abbreviations
+    translate: Mapping[str, str]  # names by their abbreviations, as in `every_name`
     weight: float | None = None  # weight or probability; None where the file gives none
     rooted: bool | None = None  # None where it is not marked
     name: str | None = None  # in NEXUS; None in Newick
+    generation: int | None = None  # its number in a chain; None where the file gives none
+    run: str = ""  # in a log of several runs
 
 
 def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> list[TreeText]:
-    """Return the tree descriptions of a Newick or NEXUS file in file order; TreeError if it is invalid or has none.
+    """Return the tree descriptions of a file in file order; TreeError if it is invalid or has none.
 
-    Of a truncated file, `incomplete="warn"` returns the complete trees with a ConversionWarning.
+    The file is NEXUS, a list in Newick (PHYLIP and PAML put counts before it), or a log of RevBayes. Of a truncated
+    file, `incomplete="warn"` returns the complete trees with a ConversionWarning.
     """
     if incomplete not in ("error", "warn"):
         raise SettingsError(f"incomplete={incomplete!r} is unknown. Remedy: use 'error' or 'warn'.")
     text = read_text(path, "a file with a Newick or NEXUS tree", TreeError)
     source = os.fspath(path)
     _refuse_alignment(text, source)
-    complete = _complete_part(text)
+    text, announced = _announced_part(text, source)
+    log = _log_columns(text) is not None
+    find = _log_texts if log else _find_texts
+    complete = _complete_log(text) if log else _complete_part(text, announced)
     if complete is None:
-        return _find_texts(text, source)
+        return find(text, source)
     if incomplete == "error":
         try:
-            return _find_texts(text, source)
+            found = find(text, source)
+            if len(found) < announced:
+                raise TreeError(
+                    f"{source}: the first line announces {announced} trees, but the file has {len(found)}. Remedy: "
+                    "correct the number, or write the file again."
+                )
+            return found
         except TreeError as error:
             raise TreeError(
                 f"{error} If the file is still being written, use TreeSample.from_file(..., incomplete='warn'), which "
                 "reads the complete trees."
             ) from error
-    found = _find_texts(complete, source)
+    found = find(complete, source)
     line = text.count("\n", 0, text.rfind(";")) + 1
     warn_user(
         f"{source}: the file ends too early. Its {len(found)} complete trees, up to line {line}, were read.",
@@ -289,18 +314,108 @@ def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> 
 
 def _refuse_alignment(text: str, source: str) -> None:
     start = text.lstrip()
-    if start.startswith(">") or re.match(r"[0-9]+[ \t]+[0-9]+[ \t]*\r?\n", start):
+    if start.startswith(">") or (re.match(r"[0-9]+[ \t]+[0-9]+[ \t]*\r?\n", start) and not _COUNTS.match(text)):
         raise TreeError(f"{source}: this is an alignment, not a tree. Remedy: read it with Alignment.from_file.")
 
 
-def _complete_part(text: str) -> str | None:
+def _announced_part(text: str, source: str) -> tuple[str, int]:
+    """Return the trees that a first line of counts announces, at their lines, and their number; else the text and 0."""
+    counts = _COUNTS.match(text)
+    if counts is None:
+        return text, 0
+    num_taxa, number = counts.group(1), int(counts.group(2))
+    ends = [counts.end(), *(end.end() for end in _TREE_END.finditer(text, counts.end()) if end.group(1))]
+    for start, end in zip(ends[:number], ends[1:], strict=False):
+        # Each further node of a tree follows a comma.
+        tips = re.sub(_OPAQUE, "", text[start:end]).count(",") + 1
+        if num_taxa is not None and tips != int(num_taxa):
+            line = text.count("\n", 0, end) + 1
+            raise TreeError(
+                f"{source}, line {line}: the tree has {tips} taxa, but the first line announces {num_taxa}. Remedy: "
+                "correct the number, or the tree."
+            )
+    stop = ends[number] if len(ends) > number else len(text)
+    if found := re.search(r"^\s*\(", text[stop:], re.MULTILINE):
+        line = text.count("\n", 0, stop + found.end()) + 1
+        warn_user(
+            f"{source}, line {line}: the first line announces {number} trees; what follows them was not read.",
+            ConversionWarning,
+        )
+    trees = text[counts.end() : stop]
+    if num_taxa is not None:
+        trees = _PAML_MARK.sub(lambda mark: mark.group(1) or "", trees)
+    return "\n" * counts.group().count("\n") + trees, number
+
+
+def _complete_part(text: str, announced: int) -> str | None:
     """Return the readable part of a truncated file, or None if the file is complete."""
     end = text.rfind(";") + 1
     behind = re.sub(r"\[[^\[\]]*\]", "", text[end:]).strip()
     if text.lstrip()[:6].upper() != "#NEXUS":
-        return text[:end] if behind and end else None
+        short = announced and announced > sum(end.group(1) is not None for end in _TREE_END.finditer(text))
+        return text[:end] if (behind or short) and end else None
     closed = re.search(r"\bend(block)?\s*;$", text[:end], re.IGNORECASE)
     return None if closed and not behind else text[:end] + "\nend;"
+
+
+def _log_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the columns of each line of a log that is neither blank nor a comment."""
+    for line, row in enumerate(text.split("\n"), start=1):
+        if row.strip() and not row.startswith("#"):
+            yield line, [column.strip() for column in row.split("\t")]
+
+
+def _log_columns(text: str) -> list[str] | None:
+    """Return the names of the columns of a log, or None for any other text."""
+    _, header = next(_log_lines(text), (0, []))
+    numbered = any(name.lower() in _GENERATION_COLUMNS for name in header)
+    return header if numbered and len(header) > 1 and not any("(" in name for name in header) else None
+
+
+def _is_tree(entry: str) -> bool:
+    return entry.endswith(";") and re.match(r"(\[[^\[\]]*\]\s*)*\(", entry) is not None
+
+
+def _complete_log(text: str) -> str | None:
+    """Return the complete rows of a log whose last row is truncated, or None if it is complete."""
+    header, *rows = (row for _, row in _log_lines(text))
+    if not rows or (len(rows[-1]) == len(header) and any(map(_is_tree, rows[-1]))):
+        return None
+    return text[: text.rstrip().rfind("\n") + 1]
+
+
+def _log_texts(text: str, source: str) -> list[TreeText]:
+    """Return the trees of a log: a header, and one column of Newick among columns of numbers."""
+    (header_line, header), *rows = _log_lines(text)
+    names = [name.lower() for name in header]
+    generation = next(names.index(name) for name in _GENERATION_COLUMNS if name in names)
+    columns = [column for column, entry in enumerate(rows[0][1] if rows else []) if _is_tree(entry)]
+    if len(columns) != 1:
+        held = " and ".join(repr(header[column]) for column in columns[:5])
+        raise TreeError(
+            f"{source}, line {header_line}: "
+            + (
+                f"the columns {held} hold trees. Remedy: keep one of them in a copy of the file."
+                if columns
+                else "no column of this log holds trees. Remedy: give the file to which the sampler writes its trees."
+            )
+        )
+    found = []
+    for line, row in rows:
+        if len(row) != len(header) or not _is_tree(row[columns[0]]):
+            said = f"the row has {len(row)} columns of {len(header)}" if len(row) != len(header) else "there is no tree"
+            raise TreeError(f"{source}, line {line}: {said}. Remedy: write the row again, or remove it.")
+        if not re.fullmatch(r"[0-9]+", row[generation]):
+            raise TreeError(
+                f"{source}, line {line}: {row[generation]!r} in the column {header[generation]!r} is not a whole "
+                "number. Remedy: give the number of the generation."
+            )
+        run = row[names.index(_RUN_COLUMN)] if _RUN_COLUMN in names else ""
+        newick = row[columns[0]].removesuffix(";")
+        marks = tuple(note[1:-1] for note in re.findall(r"\[[^\[\]]*\]", newick[: newick.index("(")]))
+        place = TreeText(newick, source, line, {}, _weight(marks, source, line), _rooted(marks))
+        found.append(replace(place, generation=int(row[generation]), run=run))
+    return found
 
 
 def _find_texts(text: str, source: str) -> list[TreeText]:
@@ -318,9 +433,9 @@ def _find_texts(text: str, source: str) -> list[TreeText]:
         # where no block numbers the taxa, so it gets the descriptions one by one.
         for block, head, line, rest, notes in _noted_commands(text, source, TreeError):
             if block == "taxa" and head == "taxlabels":
-                translate = _numbers(rest)
+                translate = every_name(_numbers(rest))
             elif block == "trees" and head == "translate":
-                translate = _translation(rest, source, line)
+                translate = every_name(_translation(rest, source, line))
             elif block == "trees" and head in ("tree", "utree"):
                 name = re.match(r"(?:[^'=]|'(?:[^']|'')*')*=", rest)
                 if name is None:
@@ -329,7 +444,9 @@ def _find_texts(text: str, source: str) -> list[TreeText]:
                 rooted = False if head == "utree" else _rooted(notes)
                 weight = _weight(notes, source, line)
                 label = name.group()[:-1].strip(" *\t\r\n")
-                found.append(TreeText(rest[name.end() :], source, at, translate, weight, rooted, label))
+                number = _GENERATION.fullmatch(label)
+                generation = int(number.group(1)) if number else None
+                found.append(TreeText(rest[name.end() :], source, at, translate, weight, rooted, label, generation))
     if not found:
         if re.search(r"\bmatrix\b", text, re.IGNORECASE):
             remedy = "this is an alignment; read it with Alignment.from_file"
@@ -368,7 +485,21 @@ def _weight(notes: tuple[str, ...], source: str, line: int) -> float | None:
 def _numbers(text: str) -> dict[str, str]:
     """Map the number of each taxon of a TAXLABELS command to its name, unless that number is itself a name."""
     taxa = list(NexusTokenizer(StringIO(text), preserve_unquoted_underscores=True))
-    return {str(number): taxon for number, taxon in enumerate(taxa, start=1) if str(number) not in taxa}
+    known = set(taxa)
+    return {str(number): taxon for number, taxon in enumerate(taxa, start=1) if str(number) not in known}
+
+
+def every_name(table: Mapping[str, str]) -> dict[str, str]:
+    """Add to a table of names each name itself, and its forms with blanks for underscores and underscores for blanks.
+
+    NEXUS takes a blank and an underscore for the same. A form that two names share is left out.
+    """
+    forms: dict[str, str | None] = {}
+    for name in dict.fromkeys(table.values()):
+        for form in {name.replace("_", " "), name.replace(" ", "_")}:
+            forms[form] = None if form in forms else name
+    added = {form: name for form, name in forms.items() if name is not None} | {name: name for name in table.values()}
+    return {**table, **{form: name for form, name in added.items() if form not in table}}
 
 
 def _translation(text: str, source: str, line: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -23,7 +24,7 @@ from bayeskit.errors import ConversionWarning, SettingsError, ShapeError, TreeEr
 from bayeskit.extend import new_generator, progress_bar, warn_user
 from bayeskit.models.phylogenetics import _clades as clades
 from bayeskit.models.phylogenetics._exports import write_chain, write_run, write_topologies
-from bayeskit.models.phylogenetics._newick import ParsedTree, TreeText, parse_newick, read_tree_texts
+from bayeskit.models.phylogenetics._newick import ParsedTree, TreeText, every_name, parse_newick, read_tree_texts
 from bayeskit.models.phylogenetics._topologies import Topologies
 from bayeskit.models.phylogenetics._trees import (
     Tree,
@@ -226,7 +227,7 @@ class RankedTopologies(ABC):
 
 # Readers of files with many trees: chains and lists of weighted trees.
 
-#: Default fraction of a chain to discard as burn-in.
+#: Default fraction of each run to discard as burn-in.
 _BURN_IN = 0.25
 
 
@@ -275,54 +276,76 @@ def _read(
 ) -> _TreesRead:
     texts = read_tree_texts(path, incomplete)
     weights = _weights(texts)
-    num_burn_in = _num_dropped(texts, burn_in)
-    texts = texts[num_burn_in:]
-    with progress_bar("reading trees", len(texts), progress) as bar:
-        for place, text in enumerate(texts):
+    kept = _without_burn_in(texts, burn_in)
+    with progress_bar("reading trees", len(kept), progress) as bar:
+        for place, text in enumerate(kept):
             reader.add(text)
             bar.update(place + 1)
-    return reader.result(weights, num_burn_in)
+    return reader.result(weights, len(texts) - len(kept))
 
 
 def _weights(texts: Sequence[TreeText]) -> np.ndarray | None:
-    given = [text.weight is not None for text in texts]
-    if not any(given):
+    """Return the weights of trees, `(trees,)`, None where there are none; one where only others have a weight."""
+    bare = [text for text in texts if text.weight is None]
+    if len(bare) == len(texts):
         return None
-    if not all(given):
-        bare, weighted = texts[given.index(False)], texts[given.index(True)]
-        raise TreeError(
-            f"{bare.source}, line {bare.line}: the tree has no weight, but the tree in line {weighted.line} has a "
-            "weight. Remedy: give a weight such as '[&W 0.25]' for every tree, or no weights."
+    if bare:
+        warn_user(
+            f"{bare[0].source}, line {bare[0].line}: {len(bare)} of {len(texts)} trees have no weight. Each of them "
+            "was given the weight 1, as in PAUP.",
+            ConversionWarning,
         )
-    weights = np.array([text.weight for text in texts])
+    weights = np.array([1.0 if text.weight is None else text.weight for text in texts])
     if not 0.0 < weights.sum() < np.inf:
         raise TreeError(f"{texts[0].source}: the weights add up to {weights.sum()}. Remedy: give positive weights.")
     return weights
 
 
-def _num_dropped(texts: Sequence[TreeText], burn_in: float | None) -> int:
+def _without_burn_in(texts: list[TreeText], burn_in: float | None) -> list[TreeText]:
+    """Return the trees that remain of each run in a file; by default, only numbered generations have a burn-in."""
     source = texts[0].source
-    weighted = texts[0].weight is not None
+    weighted = any(text.weight is not None for text in texts)
     if burn_in is None:
-        # A Newick list need not be a chain, and weighted trees are not.
-        burn_in = 0 if weighted or texts[0].name is None else _BURN_IN
+        numbered = all(text.generation is not None for text in texts)
+        burn_in = _BURN_IN if numbered and not weighted else 0
     whole = isinstance(burn_in, (int, np.integer)) and burn_in >= 0
     if isinstance(burn_in, (bool, np.bool_)) or not (isinstance(burn_in, Real) and (0 <= burn_in < 1 or whole)):
         raise SettingsError(
             f"burn_in={burn_in!r} is invalid. Remedy: give a fraction of at least 0 and below 1, or a whole number of "
             "trees."
         )
-    if weighted and burn_in:
+    if not burn_in:
+        return texts
+    if weighted:
         raise SettingsError(
             f"burn_in={burn_in}: {source} holds weighted trees, which are not in the order of a chain. Remedy: omit "
             "burn_in."
         )
-    dropped = int(burn_in * len(texts) + 1e-9) if burn_in < 1 else int(burn_in)
-    if dropped >= len(texts):
-        raise TreeError(
-            f"{source}: the file holds {len(texts)} trees, and burn_in={burn_in} leaves none. Remedy: lower burn_in."
-        )
-    return dropped
+    runs: dict[str, list[TreeText]] = {}
+    for text in texts:
+        runs.setdefault(text.run, []).append(text)
+    kept: list[TreeText] = []
+    for run in runs.values():
+        _check_ascending(run)
+        dropped = int(burn_in * len(run) + 1e-9) if burn_in < 1 else int(burn_in)
+        if dropped >= len(run):
+            raise TreeError(
+                f"{source}: the file holds {len(run)} trees{' of one run' if len(runs) > 1 else ''}, and "
+                f"burn_in={burn_in} leaves none. Remedy: lower burn_in."
+            )
+        kept += run[dropped:]
+    return kept
+
+
+def _check_ascending(run: Sequence[TreeText]) -> None:
+    """Raise TreeError if a generation is not above the one before it."""
+    numbered = [(text.generation, text) for text in run if text.generation is not None]
+    for (one, _), (other, text) in pairwise(numbered):
+        if other <= one:
+            raise TreeError(
+                f"{text.source}, line {text.line}: generation {other} follows generation {one}, so that the start of "
+                "the file is no burn-in of all of it. Remedy: write each run to a file of its own, or pass burn_in=0."
+            )
 
 
 class _Reader:
@@ -349,6 +372,7 @@ class _Reader:
         check_taxa(list(taxa), self._first)
         self._taxa = tuple(taxa)
         self._bits = {taxon: 1 << position for position, taxon in enumerate(taxa)}
+        self._forms = every_name(dict(zip(taxa, taxa, strict=True)))
         self._all = (1 << len(taxa)) - 1
         self._bytes = 8 * clades.num_words(len(taxa))
 
@@ -373,8 +397,11 @@ class _Reader:
         tips = [name for name, below in zip(names, parsed.children, strict=True) if not below]
         if not self._taxa:
             self._first = where
-            known = list(text.translate.values())
+            known = list(dict.fromkeys(text.translate.values()))
             self._set_taxa(known if sorted(known) == sorted(tips) else tips)
+        if not self._bits.keys() >= set(tips):
+            names = [self._forms.get(name, name) for name in names]
+            tips = [self._forms.get(tip, tip) for tip in tips]
         self._check(text, parsed, names, tips, where)
         below, joined = self._below(parsed, names, where)
         edges: dict[int, float] = {}
@@ -815,26 +842,30 @@ class TreeSample(RankedTopologies):
         incomplete: str = "error",
         progress: bool = True,
     ) -> TreeSample:
-        """Read the trees of a NEXUS or Newick file.
+        """Read the trees of a file of Newick, NEXUS, PHYLIP, PAML or RevBayes, plain or compressed by gzip.
 
-        Supported are `.t` and `.trprobs` files of MrBayes, `.trees` files of BEAST (annotations are ignored), and
-        Newick lists with or without a weight before each tree.
+        Supported are `.t` and `.trprobs` files of MrBayes, `.trees` files of BEAST, logs of RevBayes with one column of
+        trees, tree files of PHYLIP and PAML, whose first line has the number of trees (text behind these trees is not
+        read), and Newick lists with or without a weight before each tree. Annotations of nodes are ignored, and so are
+        the marks of branches in PAML's files.
 
         Parameters
         ----------
         path : str or os.PathLike
-            Weights are read from `[&W ...]`, `[p = ...]` or a number before the tree; otherwise they are equal.
+            Weights are read from `[&W ...]`, `[p = ...]` or a number before the tree; otherwise they are equal. Where
+            only some trees have a weight, that of the others is one.
         burn_in : float, optional
             Trees to discard at the start: a fraction below 1, or a whole number of trees (0.25 is 25 %, 25 are 25
-            trees). By default 0.25 of a chain (a NEXUS file without weights), and none of weighted trees or a Newick
-            list. `num_burn_in` is the number discarded.
+            trees). By default 0.25 if all trees are numbered by ascending generations (names such as `gen.1000` or
+            `STATE_1000`, the first columns of a log) and have no weights, and else none. It is left out of each run of
+            a log with a column `Replicate_ID`. `num_burn_in` is the number discarded.
         rooted : bool, optional
             Whether to read rooted or unrooted topologies; roots are removed for unrooted ones. By default as the first
             tree: its mark `[&R]` or `[&U]`, otherwise rooted if its outermost parenthesis has two children. With True,
             a tree with such a parenthesis is read as rooted even if it is marked `[&U]`.
         taxa : sequence of str, optional
             Order of the taxa, such as `alignment.taxa`; by default that of the file's table of names, or of the first
-            tree.
+            tree. A blank and an underscore in a name are the same, as in NEXUS; the names are those given here.
         resolve : bool, default False
             Resolve polytomies at random with edges of length zero, all resolutions equally likely, independently for
             each tree; if False, a polytomy is an error.
@@ -854,15 +885,17 @@ class TreeSample(RankedTopologies):
         ------
         TreeError
             If the file is unreadable, truncated, or has no tree after burn-in; if a tree is malformed, not binary, or
-            unrooted among rooted trees; if taxa differ between trees; if only some trees have weights or branch
-            lengths; if a weight is negative. The message gives file and line.
+            unrooted among rooted trees; if taxa differ between trees; if only some trees have branch lengths; if a
+            weight is negative; if generations do not ascend and there is a burn-in; if several columns of a log hold
+            trees. The message gives file and line.
         SettingsError
             If `burn_in` or `incomplete` is outside its domain, or `burn_in` is given for weighted trees.
 
         Warns
         -----
         ConversionWarning
-            Once per file, if roots were removed, or if the file is truncated and `incomplete` is "warn".
+            Once per file, if roots were removed, if only some trees have weights, if trees follow those that a first
+            line of counts announces, or if the file is truncated and `incomplete` is "warn".
 
         Examples
         --------
@@ -1028,7 +1061,7 @@ class TreeSample(RankedTopologies):
     def __repr__(self) -> str:
         kind = "rooted" if self.rooted else "unrooted"
         topologies = f"{len(self.topologies)} {kind} topologies"
-        left_out = f"; {self.num_burn_in} trees left out as burn-in" if self.num_burn_in else ""
+        left_out = f", {self.num_burn_in} left out as burn-in" if self.num_burn_in else ""
         return f"TreeSample({self.num_samples} trees, {topologies}, {self.num_taxa} taxa{left_out})"
 
     def __len__(self) -> int:

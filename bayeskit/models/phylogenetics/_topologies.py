@@ -377,6 +377,7 @@ class Topologies:
         for (one, other), end in zip(self.children[index].tolist(), [*ends[self.num_taxa :], ";"], strict=True):
             first = "" if self.rooted or end != ";" else texts[0] + ","
             texts.append(f"({first}{texts[one]},{texts[other]}){end}")
+            texts[one] = texts[other] = ""  # or all texts of a tree of many taxa would be held at once
         return texts[-1]
 
     def _check_lengths(self, shape: tuple[int, ...]) -> None:

@@ -15,7 +15,14 @@ from torch import Tensor
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
 from bayeskit.extend import new_generator, warn_user
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._newick import ParsedTree, parse_newick, quote, read_tree_texts, resolve_at_random
+from bayeskit.models.phylogenetics._newick import (
+    ParsedTree,
+    every_name,
+    parse_newick,
+    quote,
+    read_tree_texts,
+    resolve_at_random,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +123,7 @@ class Tree:
         """
         _check_text(text)
         generator = new_generator(seed, stream="multifurcations") if resolve else None
-        return _build(parse_newick(text), "Newick text", translate or {}, generator)
+        return _build(parse_newick(text), "Newick text", every_name(translate or {}), generator)
 
     @classmethod
     def from_file(
@@ -127,12 +134,12 @@ class Tree:
         resolve: bool = False,
         seed: int | torch.Generator = 0,
     ) -> Tree:
-        """Read a tree from a Newick or NEXUS file.
+        """Read a tree from a file of Newick, NEXUS, PHYLIP, PAML or RevBayes, plain or compressed by gzip.
 
         Parameters
         ----------
         path : str or os.PathLike
-            Translate tables of NEXUS are applied.
+            As in `TreeSample.from_file`; translate tables of NEXUS are applied.
         index : int, optional
             Position of the tree in the file, from 0. Required only if the file holds several trees.
         resolve, seed
@@ -290,10 +297,15 @@ def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_n
     if missing or extra:
         sides = ((f"only in {name}", missing), (f"only in {other_name}", extra))
         problems = [f"{side}: {_some(names)}" for side, names in sides if names]
+        alike = {taxon.replace(" ", "_"): taxon for taxon in extra}
+        pairs = [(taxon, alike[form]) for taxon in missing if (form := taxon.replace(" ", "_")) in alike]
+        blanks = [
+            f"{one!r} and {two!r} differ by a blank and an underscore only; write both alike, or " for one, two in pairs
+        ]
         raise TreeError(
             f"The taxa of {name} and {other_name} differ; {'; '.join(problems)}. "
-            "Remedy: prune or rename taxa so that both have the same taxa (letter case and underscores count; a FASTA "
-            "name ends at its first blank)."
+            f"Remedy: {''.join(blanks[:1])}prune or rename taxa so that both have the same taxa (letter case and "
+            "underscores count; a FASTA name ends at its first blank)."
         )
 
 
@@ -353,17 +365,16 @@ def _build(
 
 
 def tip_name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, str]) -> str:
-    """Return the name of a tip; TreeError if it has none."""
+    """Return the name of a tip by a table as of `every_name`; TreeError if it has none."""
     label = parsed.labels[node]
     if not label:
         raise TreeError(f"{where}: a tip has no name. Remedy: name every tip.")
-    name = translate.get(label)
-    if name is None and translate and label not in translate.values():
+    if translate and label not in translate:
         raise TreeError(
             f"{where}: the tip {label!r} is neither a key nor a name of the translate table. Remedy: add it to the "
-            f"table, which has {_some(list(translate))}."
+            f"table, which has {_some(list(dict.fromkeys(translate.values())))}."
         )
-    return label if name is None else name
+    return translate.get(label, label)
 
 
 def check_taxa(taxa: list[str], where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +54,8 @@ class ComparedFiles(NamedTuple):
         Share of each compared topology in the trees of the files, shape `(topologies,)`.
     num_topologies : int
         Number of distinct topologies in the files.
+    num_trees, num_burn_in : int
+        Number of trees that were read from the files, and of those left out as burn-in.
     total : Evidence or None
         Evidence over all topologies, those that were not compared included; None for one file.
     """
@@ -61,6 +63,8 @@ class ComparedFiles(NamedTuple):
     comparison: TopologyComparison
     shares: np.ndarray
     num_topologies: int
+    num_trees: int
+    num_burn_in: int
     total: Evidence | None
 
 
@@ -70,7 +74,7 @@ def compare_topologies_in_folder(
     folder: _Path,
     *,
     substitution: str | None = None,
-    burn_in: float | None = None,
+    burn_in: float = 0,
     most: int = 100,
     seed: int = 0,
     progress: bool = True,
@@ -93,8 +97,9 @@ def compare_topologies_in_folder(
         Existing folder.
     substitution : str, optional
         Such as "GTR+G4"; by default what a MrBayes block of the alignment's file asks for, and without a block JC69.
-    burn_in : float, optional
-        As in `TreeSample.from_file`.
+    burn_in : float, default 0
+        Trees of each file to leave out at the start, as in `TreeSample.from_file`; none by default, since a list of
+        hypotheses is no chain.
     most : int, default 100
         The most frequent topologies, at most so many, are compared.
     seed : int, default 0
@@ -148,7 +153,8 @@ def compare_topologies_in_folder(
     if total is not None:
         EvidenceComparison({total.method: total}, None, None).to_csv(folder / "evidence.csv")
     shutil.rmtree(checkpoint)
-    return ComparedFiles(found, sample.weights[chosen], len(sample.topologies), total)
+    read = len(sample.topologies), sample.num_samples, sample.num_burn_in
+    return ComparedFiles(found, sample.weights[chosen], *read, total)
 
 
 class FittedNetwork(NamedTuple):
@@ -159,6 +165,8 @@ class FittedNetwork(NamedTuple):
     network : SubsplitBayesianNetwork
     sample : TreeSample
         What it was fitted to.
+    reference : TreeSample or None
+        What it was compared with.
     trees : DataFrame
         Probable topologies in descending order of `probability`, with their shares `in_sample` and, with a reference,
         `in_reference`.
@@ -169,6 +177,7 @@ class FittedNetwork(NamedTuple):
 
     network: SubsplitBayesianNetwork
     sample: TreeSample
+    reference: TreeSample | None
     trees: pd.DataFrame
     measures: dict[str, Estimate]
 
@@ -261,7 +270,7 @@ def fit_network_in_folder(
     write_csv(folder / "splits.csv", network.split_probabilities().to_pandas())
     rows = "".join(f'"{name}",{value:.10g},{error:.4g}\n' for name, (value, error) in measures.items())
     write_atomically(folder / "measures.csv", f"measure,value,standard_error\n{rows}".encode())
-    return FittedNetwork(network, sample, table, measures)
+    return FittedNetwork(network, sample, longer, table, measures)
 
 
 def _probable(
@@ -296,6 +305,7 @@ def variational_inference_in_folder(
     learning_rates: LearningRates | None = None,
     num_draws: int = 10_000,
     seed: int = 0,
+    on_support: Callable[[TreeSample], None] | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> tuple[VariationalPosterior, Evidence, TreeSample]:
@@ -325,6 +335,8 @@ def variational_inference_in_folder(
     num_draws : int, default 10,000
         Draws for the evidence, the trees and the parameters.
     seed : int, default 0
+    on_support : callable, optional
+        Called with the trees of the files before the training.
     progress : bool, default True
     **settings
         Further settings of `variational_inference`.
@@ -362,6 +374,8 @@ def variational_inference_in_folder(
     support = None
     if trees:
         support = TreeSample.from_files(trees, burn_in, False, taxa=data.taxa, progress=progress)
+        if on_support is not None:
+            on_support(support)
     num_steps = whole_number("num_steps", num_steps, 1)
     posterior = variational_inference(
         data,
