@@ -323,7 +323,7 @@ ELSEWHERE = {
         models.phylogenetics._topologies: all_topologies
         models.phylogenetics._alignment_checks: check_for_search
         models.phylogenetics._codon_models: codon_frequencies
-        models.phylogenetics._dated_topologies: dates_from_file dates_from_names
+        models.phylogenetics._tip_dates: TipDates dates_from_file dates_from_names
         models.phylogenetics._neighbour_joining: jukes_cantor_distances
         models.phylogenetics._model_names: parse_substitution
         models.phylogenetics._site_sets: read_partitions

@@ -7,7 +7,7 @@ from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics._clocks import StrictClock, UncorrelatedLogNormalClock
 from bayeskit.models.phylogenetics._codon_models import GY94, codon_frequencies
 from bayeskit.models.phylogenetics._data_types import DNA, PROTEIN, DataType, codons, standard_characters
-from bayeskit.models.phylogenetics._dated_topologies import DatedTopology, dates_from_file, dates_from_names
+from bayeskit.models.phylogenetics._dated_topologies import DatedTopology
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
 from bayeskit.models.phylogenetics._model_names import parse_substitution
 from bayeskit.models.phylogenetics._mrbayes import MrBayesBlock
@@ -51,6 +51,7 @@ from bayeskit.models.phylogenetics._summaries import (
 )
 from bayeskit.models.phylogenetics._time_tree_plots import plot_time_tree
 from bayeskit.models.phylogenetics._time_trees import TimeTreeModel
+from bayeskit.models.phylogenetics._tip_dates import TipDates, dates_from_file, dates_from_names
 from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics._tree_model import TreeModel
 from bayeskit.models.phylogenetics._tree_priors import BirthDeathTree, ConstantCoalescent, YuleTree
@@ -98,6 +99,7 @@ __all__ = [
     "SubstitutionModel",
     "TN93",
     "TimeTreeModel",
+    "TipDates",
     "Topologies",
     "Tree",
     "TreeModel",

@@ -1,11 +1,8 @@
-"""Rooted topologies with dated tips, and the reading of dates."""
+"""Rooted topologies with dated tips."""
 
 from __future__ import annotations
 
-import datetime
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +13,7 @@ from torch import Tensor
 
 from bayeskit.errors import DataError, TreeError
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._newick import parse_newick, read_text
+from bayeskit.models.phylogenetics._newick import parse_newick
 from bayeskit.models.phylogenetics._topologies import Topologies
 from bayeskit.models.phylogenetics._trees import Tree, check_taxa, describe_node, tip_name
 
@@ -282,95 +279,3 @@ def _values(given: object, taxa: Sequence[str], name: str) -> Tensor:
                 "2009.5; drop taxa of unknown date from alignment and tree."
             )
     return torch.tensor([float(values[taxon]) for taxon in taxa], dtype=torch.float64)
-
-
-# Dates in names and files.
-
-_CALENDAR = re.compile(r"(\d{4})-(\d\d)(?:-(\d\d))?")
-
-
-def dates_from_names(taxa: Sequence[str], separator: str = "/") -> dict[str, float]:
-    """Read dates behind the last separator of taxon names, such as `A/2009.5` or `A/2009-07-02`.
-
-    Parameters
-    ----------
-    taxa : sequence of str
-    separator : str, default "/"
-
-    Returns
-    -------
-    dict of str to float
-        Dates in years by taxon. A calendar date is the year and the part of it that has passed at the start of the
-        day; a month without a day counts as its first day.
-
-    Raises
-    ------
-    DataError
-        If a name holds no date.
-
-    Examples
-    --------
-    >>> dates_from_names(["A/2009.5", "B/2010-07-02"])
-    {'A/2009.5': 2009.5, 'B/2010-07-02': 2010.4986301369863}
-    """
-    if isinstance(taxa, str) or not isinstance(separator, str) or not separator:
-        raise DataError("taxa must be a sequence of names and separator a text. Remedy: give alignment.taxa and '/'.")
-    return {taxon: _date(taxon.rpartition(separator)[2], f"the taxon {taxon!r}") for taxon in taxa}
-
-
-def dates_from_file(path: str | os.PathLike[str]) -> dict[str, float]:
-    r"""Read a table of taxa and dates: two columns separated by tabulators or commas.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        A first line without a date is skipped as the heading.
-
-    Returns
-    -------
-    dict of str to float
-        Dates in years by taxon, read as in `dates_from_names`.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or a line does not hold a name and a date, or repeats a name.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "dates.tsv"
-    >>> _ = path.write_text("taxon\tdate\nA\t2009.5\nB\t2010\n")
-    >>> dates_from_file(path)
-    {'A': 2009.5, 'B': 2010.0}
-    """
-    source, dates = os.fspath(path), {}
-    try:
-        lines = read_text(path, "a table of taxa and dates", TreeError).splitlines()
-    except TreeError as error:
-        raise DataError(str(error)) from error
-    for number, line in enumerate(lines, start=1):
-        cells = [cell.strip() for cell in re.split(r"[\t,]", line)]
-        if not any(cells) or (number == 1 and not re.match(r"[-+.]?\d", cells[-1])):
-            continue
-        where = f"{source}, line {number}"
-        if len(cells) != 2 or cells[0] in dates:
-            problem = f"{len(cells)} columns" if len(cells) != 2 else f"the taxon {cells[0]!r} occurs twice"
-            raise DataError(f"{where}: {problem}. Remedy: write one taxon and its date a line.")
-        dates[cells[0]] = _date(cells[1], where)
-    return dates
-
-
-def _date(text: str, where: str) -> float:
-    match = _CALENDAR.fullmatch(text)
-    try:
-        if match is None:
-            return float(text)
-        year, month, day = (int(part or 1) for part in match.groups())
-        start, following = datetime.date(year, 1, 1), datetime.date(year + 1, 1, 1)
-        return year + (datetime.date(year, month, day) - start).days / (following - start).days
-    except ValueError as error:
-        raise DataError(
-            f"{where}: {text!r} is not a date. Remedy: write a number such as 2009.5 or a day such as 2009-07-02, or "
-            "give dates as a dictionary."
-        ) from error

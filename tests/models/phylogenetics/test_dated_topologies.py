@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayeskit.errors import DataError, TreeError
-from bayeskit.models.phylogenetics import DatedTopology, Topologies, Tree, dates_from_file, dates_from_names
+from bayeskit.models.phylogenetics import DatedTopology, Topologies, Tree
 
 DATES = {"A": 2010.0, "B": 2009.0, "C": 2000.5}
 
@@ -86,41 +86,6 @@ def test_other_dates_are_refused(case):
     with pytest.raises(DataError, match=message) as error:
         DatedTopology.of("((A,B),C);", **settings)
     assert "Remedy" in str(error.value)
-
-
-def test_dates_in_names():
-    found = dates_from_names(["a_b_2001", "c_1999.25", "d_2000-03-01", "e_2000-12"], separator="_")
-    expected = {
-        "a_b_2001": 2001.0,
-        "c_1999.25": 1999.25,
-        "d_2000-03-01": 2000 + 60 / 366,
-        "e_2000-12": 2000 + 335 / 366,
-    }
-    assert found == pytest.approx(expected, abs=1e-12)
-    for wrong, named in (("A", "'A'"), ("A/x", "'x'"), ("A/2001-13-01", "'2001-13-01'"), ("A/", "''")):
-        with pytest.raises(DataError, match=f"{named} is not a date.*Remedy"):
-            dates_from_names([wrong])
-    with pytest.raises(DataError, match="sequence of names"):
-        dates_from_names("A/2000")
-
-
-def test_dates_in_files(tmp_path):
-    path = tmp_path / "dates.csv"
-    path.write_text("name,date\nA,2010\n\nB,2009-01-01\n")
-    assert dates_from_file(path) == {"A": 2010.0, "B": 2009.0}
-    for text, message in (
-        ("A\t2010\nA\t2011\n", "line 2: the taxon 'A' occurs twice"),
-        ("A\t2010\tx\n", "line 1: 3 columns|'x'"),
-        ("A\t2010\nB\tearly\n", "line 2: 'early' is not a date"),
-        ("", "the file is empty"),
-    ):
-        path.write_text(text)
-        if text.endswith("x\n"):
-            continue  # read as a heading
-        with pytest.raises(DataError, match=message):
-            dates_from_file(path)
-    with pytest.raises(DataError, match="no such file"):
-        dates_from_file(tmp_path / "nothing.csv")
 
 
 def test_common_ancestors():
