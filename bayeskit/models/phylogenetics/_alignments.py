@@ -577,7 +577,15 @@ def _declared_type(settings: dict[str, str], where: str, name: str | None = None
                 f"{where}: the format option 'RESPECTCASE' tells apart symbols that differ in case only, which is not "
                 "supported. Remedy: use another symbol for each state."
             )
-        return standard_characters(symbols), kind
+        # PAUP abbreviates the symbols 0 to 9 as 0~9.
+        symbols = re.sub(r"(\w)~(\w)", lambda ends: "".join(map(chr, range(ord(ends[1]), ord(ends[2]) + 1))), symbols)
+        try:
+            return standard_characters(symbols), kind
+        except SettingsError as error:
+            raise AlignmentError(
+                f"{where}: SYMBOLS={settings['symbols']!r} gives no states. Remedy: give from 2 to 36 different digits "
+                "and letters."
+            ) from error
     return types[kind]
 
 

@@ -160,6 +160,17 @@ def test_equated_symbols(tmp_path):
         Alignment.from_file(path)
 
 
+def test_symbols_of_states(tmp_path):
+    path = tmp_path / "data.nex"
+    for symbols in ("0~3", "0 1 2 3", "0123"):
+        path.write_text(nexus("x 0123\ny 0000", f' symbols = "{symbols}"', 4, "standard", 2))
+        assert Alignment.from_file(path).data_type == standard_characters(4)
+    for symbols in ("0+", "011", "3~0+"):
+        path.write_text(nexus("x 0123\ny 0000", f' symbols="{symbols}"', 4, "standard", 2))
+        with pytest.raises(AlignmentError, match=r"data\.nex, line 4: SYMBOLS='.*' gives no states.*Remedy"):
+            Alignment.from_file(path)
+
+
 NAMES = {
     "O'Brien ACGT\nd'Urvillea ACGA\n'it''s' ACGG": ("O'Brien", "d'Urvillea", "it's"),
     "'O''Brien x' ACGT\n'[b] c' ACGA\nc' ACGG": ("O'Brien_x", "[b]_c", "c'"),
