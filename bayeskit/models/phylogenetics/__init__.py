@@ -3,6 +3,7 @@
 from bayeskit.models.phylogenetics._alignment_checks import check_for_search
 from bayeskit.models.phylogenetics._alignments import Alignment, primates, read_matrices
 from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
+from bayeskit.models.phylogenetics._ancestral_states import ancestral_states
 from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics._clocks import StrictClock, UncorrelatedLogNormalClock
 from bayeskit.models.phylogenetics._codon_models import GY94, codon_frequencies
@@ -109,6 +110,7 @@ __all__ = [
     "VariableSites",
     "all_reversible_models",
     "all_topologies",
+    "ancestral_states",
     "asdsf",
     "check_for_search",
     "codon_frequencies",
