@@ -92,11 +92,11 @@ class NumPyroDensity(ForeignDensity):
     # -- the model --------------------------------------------------------------------------
 
     def _run(self, seed: int) -> dict[str, Any]:
-        """Return a trace of the model at unconstrained zeros, and at draws of discrete sites."""
+        """Return a trace of the model at a fixed unconstrained vector, and at draws of discrete sites."""
         import jax
         from numpyro import handlers
 
-        drawn = handlers.substitute(self.model, substitute_fn=_at_the_origin)
+        drawn = handlers.substitute(self.model, substitute_fn=_at_a_fixed_point)
 
         def run() -> dict[str, Any]:
             trace = handlers.trace(handlers.seed(drawn, jax.random.PRNGKey(seed)))
@@ -351,8 +351,11 @@ def _constrained(parts: Mapping[str, Any], site: Mapping[str, Any]) -> Any:
     return transform(part)
 
 
-def _at_the_origin(site: Mapping[str, Any]) -> Any:
-    """Return the value of a continuous latent site at unconstrained zeros, which takes less than a draw of it."""
+def _at_a_fixed_point(site: Mapping[str, Any]) -> Any:
+    """Return a value of a continuous latent site, which takes less than a draw of it.
+
+    No coordinate is zero, because the model may use it as a scale.
+    """
     from jax import numpy as jnp
     from numpyro.distributions import biject_to
 
@@ -364,7 +367,7 @@ def _at_the_origin(site: Mapping[str, Any]) -> Any:
         raise UnsupportedSiteError(
             f"site {site['name']!r} has the support {site['fn'].support}, for which NumPyro has no bijection"
         ) from error
-    return transform(jnp.zeros(transform.inverse_shape(site["fn"].shape())))
+    return transform(jnp.full(transform.inverse_shape(site["fn"].shape()), 0.5))
 
 
 def _log_jacobian(trace: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
