@@ -41,6 +41,11 @@ _ANY = "\x01"
 #: A site of a NEXUS matrix: a symbol, or symbols in brackets.
 _SITE = re.compile(rf"{_SET.pattern}|(\S)")
 _SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\w+\s*\([^()]*\)|\S+))?")
+_MIXED = re.compile(r"mixed\s*\((.*)\)", re.IGNORECASE | re.DOTALL)
+#: Values of options that are not set.
+_OFF = ("no", "n", "false")
+#: Types of characters in TYPESET and CTYPE that restrict their changes.
+_RESTRICTED = re.compile(r"\b(?:ord|ordered|irrev|irreversible|dollo)[\w.]*\s*:", re.IGNORECASE)
 _EQUATION = re.compile(r"(\S)\s*=\s*(?:[{(]([^{}()]*)[})]|(\S))\s*")
 _SUFFIXES = {
     **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".ffn"), "fasta"),
@@ -335,27 +340,26 @@ def _read_clustal(text: str, source: str) -> list[_Record]:
 
 
 def _read_stockholm(text: str, source: str) -> list[_Record]:
-    rows: list[tuple[int, str]] = []
-    first, *body = _lines(text)
-    if not re.match(r"\s*#\s*STOCKHOLM\b", first[1]):
+    (head, title), *body = _lines(text)
+    if not re.match(r"\s*#\s*STOCKHOLM\b", title):
         raise AlignmentError(
-            f"{source}, line {first[0]}: Stockholm must start with '# STOCKHOLM 1.0'. Remedy: add this line, or pass "
-            "the right format=."
+            f"{source}, line {head}: Stockholm must start with '# STOCKHOLM 1.0'. Remedy: add this line, or pass the "
+            "right format=."
         )
-    ends = [line for line, row in body if row.strip() == "//"]
-    if not ends:
+    end = next((line for line, row in body if row.strip() == "//"), None)
+    if end is None:
+        last = body[-1][0] if body else head
         raise AlignmentError(
-            f"{source}, line {[first, *body][-1][0]}: the file ends without '//'. Remedy: the file seems truncated; "
-            "write or copy it again."
+            f"{source}, line {last}: the file ends without '//'. Remedy: the file seems truncated; write or copy it "
+            "again."
         )
-    if body[-1][0] > ends[0]:
-        line = next(line for line, _ in body if line > ends[0])
+    more = [line for line, _ in body if line > end]
+    if more:
         raise AlignmentError(
-            f"{source}, line {line}: a second alignment begins here. Remedy: give a file with one alignment."
+            f"{source}, line {more[0]}: a second alignment begins here. Remedy: give a file with one alignment."
         )
-    for line, row in enumerate(_LINE_ENDS.split(text), start=1):
-        if first[0] < line < ends[0] and not row.lstrip().startswith("#"):
-            rows.append((line, row))
+    rows = [(line, row) for line, row in enumerate(_LINE_ENDS.split(text), start=1) if head < line < end]
+    rows = [(line, row) for line, row in rows if not row.lstrip().startswith("#")]
     records = _named_rows(rows, source)
     for record in records:
         record.text = record.text.replace(".", "-")
@@ -480,6 +484,12 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> list[_M
                 "Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
                 ConversionWarning,
             )
+        if block not in blocks_read and head in ("typeset", "ctype") and _RESTRICTED.search(rest):
+            warn_user(
+                f"{where}: the command {head.upper()} is not read; all characters are unordered. Remedy: take the "
+                "ordered ones out by select_sites and give them the model OrderedMk in a Partition.",
+                ConversionWarning,
+            )
         has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
         if head == "charset":
             sets.append((rest, where))
@@ -496,9 +506,9 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> list[_M
             title = unquoted(_joined(rest)).strip()
         elif head in ("dimensions", "format"):
             settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
-            if head == "format":
-                _check_format(settings, where, bool(taxa))
-                settings["place"] = where
+            if head == "format" or "place" not in settings:
+                settings["place"] = where  # of errors about the type of data
+            _check_format(settings, where, bool(taxa))
         elif head == "matrix":
             records = _nexus_matrix(rest, source, line, settings, taxa)
             parts = _mixed_parts(records, settings) or [_Matrix(records, *_declared_type(settings, where))]
@@ -542,16 +552,17 @@ def _leaves_out(block: str, head: str, rest: str) -> bool:
 
 def _check_format(settings: dict[str, str], where: str, has_taxa: bool) -> None:
     """Raise AlignmentError for options of FORMAT that are not read."""
-    off = ("no", "n", "false")
-    refused = [key for key in ("transpose", "tokens") if settings.get(key, "no").lower() not in off]
+    refused = [key for key in ("transpose", "tokens") if settings.get(key, "no").lower() not in _OFF]
     labels = settings.get("labels", "").lower()
-    refused += ["labels"] if labels not in ("", "left", "yes", *off) else []
-    if ("nolabels" in settings or labels in off) and not has_taxa:
+    refused += ["labels"] if labels not in ("", "left", "yes", *_OFF) else []
+    if ("nolabels" in settings or labels in _OFF) and not has_taxa:
         refused.append("nolabels")  # without names in TAXLABELS
     if refused:
         raise AlignmentError(
             f"{where}: the format option {refused[0].upper()!r} is not supported. Remedy: write the matrix without it."
         )
+    if not _MIXED.fullmatch(settings.get("datatype", "")):
+        _declared_type(settings, where)
 
 
 def _declared_type(settings: dict[str, str], where: str, name: str | None = None) -> tuple[DataType | str | None, str]:
@@ -591,7 +602,7 @@ def _declared_type(settings: dict[str, str], where: str, name: str | None = None
 
 def _mixed_parts(records: list[_Record], settings: dict[str, str]) -> list[_Matrix]:
     """Divide a matrix that FORMAT declares as `mixed(TYPE:SITES,...)`; there is no part of any other."""
-    mixed = re.fullmatch(r"mixed\s*\((.*)\)", settings.get("datatype", ""), re.IGNORECASE | re.DOTALL)
+    mixed = _MIXED.fullmatch(settings.get("datatype", ""))
     if mixed is None:
         return []
     where, num_sites = settings["place"], len(records[0].text)
@@ -630,11 +641,10 @@ def _nexus_matrix(
     """Read a matrix of `nchar` sites a sequence, whose names are in front or, with NOLABELS, those of `taxa`."""
     if re.fullmatch(r"[1-9]\d{0,17}", settings.get("nchar", "")) is None:
         raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: add nchar to DIMENSIONS.")
-    off = ("no", "n", "false")
     num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
-    interleaved = settings.get("interleave", "no").lower() not in off
+    interleaved = settings.get("interleave", "no").lower() not in _OFF
     rows = [(first_line + offset - 1, row) for offset, row in _lines(unquoted(_joined(text)))]
-    if "nolabels" in settings or settings.get("labels", "").lower() in off:
+    if "nolabels" in settings or settings.get("labels", "").lower() in _OFF:
         rows = _with_names(rows, taxa, num_sites, interleaved)
     try:
         records, states = _matrix_rows(rows, num_sites, interleaved)

@@ -160,6 +160,14 @@ def test_equated_symbols(tmp_path):
         Alignment.from_file(path)
 
 
+def test_types_that_are_not_read_are_refused_before_their_matrix(tmp_path):
+    path = tmp_path / "data.nex"
+    for data_type, said in (("continuous", "'continuous'"), ("mixed", "'mixed'"), ("binary", "'binary'")):
+        path.write_text(nexus("x 0.1 0.2\ny 0.3 0.4", "", 2, data_type, 2))
+        with pytest.raises(AlignmentError, match=rf"data\.nex, line 4: data of type {said} are not supported.*Remedy"):
+            Alignment.from_file(path)
+
+
 def test_symbols_of_states(tmp_path):
     path = tmp_path / "data.nex"
     for symbols in ("0~3", "0 1 2 3", "0123"):
@@ -169,6 +177,26 @@ def test_symbols_of_states(tmp_path):
         path.write_text(nexus("x 0123\ny 0000", f' symbols="{symbols}"', 4, "standard", 2))
         with pytest.raises(AlignmentError, match=r"data\.nex, line 4: SYMBOLS='.*' gives no states.*Remedy"):
             Alignment.from_file(path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "begin assumptions; typeset * mine = unord: 1, ord: 2-3;",
+        "begin mrbayes;\nctype ordered: 2;",
+        "begin paup; ctype DOLLO:1;",
+    ],
+)
+def test_ordered_characters_are_said_to_be_read_as_unordered(command, tmp_path):
+    path = tmp_path / "data.nex"
+    text = nexus("x 0123\ny 0000", "", 4, "standard", 2)
+    path.write_text(f"{text}{command}\nend;\n")
+    with pytest.warns(
+        ConversionWarning, match=r"data\.nex, line 1[01]: the command (TYPE|CTYPE).*unordered.*OrderedMk"
+    ):
+        Alignment.from_file(path)
+    path.write_text(f"{text}begin assumptions; typeset * ord = unord: 1-4; end;\n")
+    assert Alignment.from_file(path).num_sites == 4
 
 
 NAMES = {
@@ -284,6 +312,13 @@ def test_wrong_ranges_of_mixed_matrices(case, tmp_path):
     with pytest.raises(AlignmentError, match=rf"(?s){message}.*Remedy") as error:
         read_matrices(path)
     assert "mixed.nex" in str(error.value)
+
+
+def test_a_format_without_its_own_command_is_named_with_its_line(tmp_path):
+    path = tmp_path / "mixed.nex"
+    path.write_text(MIXED.replace("nchar=9;\nformat", "nchar=9 format").replace("7-9", "7-12"))
+    with pytest.raises(AlignmentError, match="line 3: '7-12' is not within the 9 sites"):
+        read_matrices(path)
 
 
 def block(data_type: str, matrix: str, num_sites: int, title: str = "") -> str:
