@@ -494,6 +494,7 @@ def test_topologies_of_a_file_are_compared(four, tmp_path):
     assert "0.5000" in result.stdout and "log evidence of all topologies" not in result.stdout
     names = {"bayes_factors.svg", "run.json", "topologies.csv", "topologies.trprobs"}
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    assert "3 trees read, none left out as burn-in" in result.stdout
     assert "finished before: a.fasta: tree 1" in call(*command).output
     runs = call("compare", "--alignment", alignment, "--trees", trees, "--trees", trees, "--draws", 1000, "--most", 2)
     assert runs.exit_code == 0, runs.output
@@ -555,6 +556,27 @@ def test_what_compare_sbn_and_vi_refuse(four, tmp_path):
     trees.write_text("((A,B),C,D);\n((A,B),C,D);\n((A,C),B,D);\n")
     left_out = call("sbn", "--trees", trees, "--burn-in", 2)
     assert left_out.exit_code == 0 and "4 taxa, 2 left out as burn-in" in left_out.stdout
+
+
+def test_burn_in_is_that_of_chains_and_is_printed(four, tmp_path):
+    alignment, _ = four
+    chain = tmp_path / "run.t"
+    trees = ("((A,B),C,D)", "((A,C),B,D)", "((A,C),B,D)", "((A,D),B,C)")
+    lines = "".join(f"tree gen.{100 * place} = [&U] {tree};\n" for place, tree in enumerate(trees))
+    chain.write_text(f"#NEXUS\nbegin trees;\n{lines}end;\n")
+    network = call("sbn", "--trees", chain, "--reference", chain)
+    assert network.exit_code == 0, network.output
+    assert network.stdout.count("3 trees, 2 unrooted topologies, 4 taxa, 1 left out as burn-in") == 2
+    given = ("--alignment", alignment, "--trees", chain)
+    approximation = call("vi", *given, "--steps", 2, "--draws", 50)
+    assert approximation.exit_code == 0, approximation.output
+    assert "support: TreeSample(3 trees, 2 unrooted topologies, 4 taxa, 1 left out as burn-in)" in approximation.stderr
+    # A comparison leaves nothing out unless it is told to.
+    for burn_in, said in (((), "4 trees read, none"), (("--burn-in", 0.5), "2 trees read, 2")):
+        compared = call("compare", *given, "--draws", 100, *burn_in)
+        assert compared.exit_code == 0, compared.output
+        assert f"{said} left out as burn-in" in compared.stdout
+        assert f"of {2 if burn_in else 3} topologies" in compared.stdout
 
 
 def test_a_refused_run_leaves_its_folder_to_a_better_one(four, tmp_path):

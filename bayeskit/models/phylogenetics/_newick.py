@@ -251,10 +251,10 @@ _RUN_COLUMN = "replicate_id"
 _COUNTS = re.compile(r"\s*(?:([0-9]+)[ \t]+)?([0-9]+)[ \t]*\r?\n(?=\s*[(\[])")
 _OPAQUE = rf"\[[^\[\]]*\]|{QUOTED.pattern}"
 _TREE_END = re.compile(rf"{_OPAQUE}|(;)")
-#: Marks of branches and ages of nodes in PAML's trees, such as `#1`, `$1`, `@0.5`, `'>0.6<0.8'` and `'B(0.6, 0.8)'`.
-_PAML_MARK = re.compile(
-    rf"[ \t]*(?:'(?:[#$@<>]|[A-Z0-9]+\()[^']*'|[#$@<>][ \t]*(?:[0-9]+\.?[0-9]*|\.[0-9]+))|({_OPAQUE})"
-)
+#: Marks of branches and ages of nodes in PAML's trees, such as `#1`, `$1`, `@0.5`, `'>0.6<0.8'` and `'B(0.6, 0.8)'`,
+#: and remarks from a '/' to the end of a line.
+_PAML_MARK = r"(?:'(?:[#$@<>]|[A-Z0-9]+\()[^']*'|(?:[#$@<>][ ]*(?:[0-9]+\.?[0-9]*|\.[0-9]+))+)"
+_PAML_REMARK = re.compile(r"(?:(?<=;)[ \t]*|^[ \t]*/)/[^\n]*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -324,16 +324,8 @@ def _announced_part(text: str, source: str) -> tuple[str, int]:
     if counts is None:
         return text, 0
     num_taxa, number = counts.group(1), int(counts.group(2))
-    ends = [counts.end(), *(end.end() for end in _TREE_END.finditer(text, counts.end()) if end.group(1))]
-    for start, end in zip(ends[:number], ends[1:], strict=False):
-        # Each further node of a tree follows a comma.
-        tips = re.sub(_OPAQUE, "", text[start:end]).count(",") + 1
-        if num_taxa is not None and tips != int(num_taxa):
-            line = text.count("\n", 0, end) + 1
-            raise TreeError(
-                f"{source}, line {line}: the tree has {tips} taxa, but the first line announces {num_taxa}. Remedy: "
-                "correct the number, or the tree."
-            )
+    start, text = counts.end(), _PAML_REMARK.sub("", text)
+    ends = [start, *(end.end() for end in _TREE_END.finditer(text, start) if end.group(1))]
     stop = ends[number] if len(ends) > number else len(text)
     if found := re.search(r"^\s*\(", text[stop:], re.MULTILINE):
         line = text.count("\n", 0, stop + found.end()) + 1
@@ -341,9 +333,9 @@ def _announced_part(text: str, source: str) -> tuple[str, int]:
             f"{source}, line {line}: the first line announces {number} trees; what follows them was not read.",
             ConversionWarning,
         )
-    trees = text[counts.end() : stop]
-    if num_taxa is not None:
-        trees = _PAML_MARK.sub(lambda mark: mark.group(1) or "", trees)
+    # The names of PHYLIP, which gives one count, may hold such marks, but no blank.
+    marks = re.compile(rf"({_OPAQUE})|{'[ ]*' if num_taxa else '(?:[ ]+|(?<=[)]))'}{_PAML_MARK}")
+    trees = marks.sub(lambda mark: mark.group(1) or "", text[start:stop].replace("\t", " "))
     return "\n" * counts.group().count("\n") + trees, number
 
 

@@ -1,7 +1,10 @@
 """Files of trees as samplers write them: MrBayes, BEAST, lists in Newick; and every malformed one."""
 
+import gzip
 import random
 import re
+import subprocess
+import sys
 import warnings
 
 import dendropy
@@ -16,7 +19,9 @@ from bayeskit.models.phylogenetics import _newick as newick
 from bayeskit.models.phylogenetics import _samples as tree_files
 from bayeskit.models.phylogenetics._alignments import Alignment
 from bayeskit.models.phylogenetics._samples import TreeSample
-from bayeskit.models.phylogenetics._topologies import all_topologies
+from bayeskit.models.phylogenetics._substitution import JC69
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
+from bayeskit.models.phylogenetics._tree_model import TreeModel
 from bayeskit.models.phylogenetics._trees import Tree
 from bayeskit.models.phylogenetics.distributions import SampleFrequencies
 
@@ -411,3 +416,205 @@ def test_numbers_stand_for_labels_of_taxa(tmp_path):
     assert TreeSample.from_file(write(tmp_path, block.format(own)), burn_in=0).taxa == names
     numbered = block.replace("D 'C c' B A_1", "4 3 2 1").format("tree a = ((4,3),2,1);\n")
     assert TreeSample.from_file(write(tmp_path, numbered), burn_in=0).taxa == tuple("4321")
+
+
+SAME = [
+    "(Ann_x:1,Bob:2,(Cid:3,(Dan:4,Eve:5):6):7)",
+    "(Ann_x:2,Bob:2,(Dan:3,(Cid:4,Eve:5):6):7)",
+    "(Ann_x:3,Bob:2,(Cid:3,(Dan:4,Eve:5):6):8)",
+    "(Bob:4,Ann_x:2,(Eve:3,(Cid:4,Dan:5):6):7)",
+    "(Ann_x:5,Bob:2,(Cid:3,(Dan:4,Eve:5):6):7)",
+]
+NAMES = ("Ann_x", "Bob", "Cid", "Dan", "Eve")
+
+
+def nexus(trees, name="tree_{}", table=""):
+    lines = "".join(f"tree {name.format(100 * place)} = [&U] {tree};\n" for place, tree in enumerate(trees))
+    return f"#NEXUS\nbegin trees;\n{table}{lines}end;\n"
+
+
+def revbayes(trees, head="Iteration\tPosterior\tpsi\tpi[1]", row="{}\t-1.5\t{};\t0.25"):
+    rows = [row.format(10 * place, tree) for place, tree in enumerate(trees)]
+    return "\n".join(["#RevBayes version 1.2", head, *rows]) + "\n"
+
+
+def numbered(tree):
+    return re.sub("|".join(NAMES), lambda name: str(NAMES.index(name.group()) + 1), tree)
+
+
+def annotated(tree):
+    return re.sub(r":", "[&index=1,rate_95%_HPD={0.1,0.2}]:", tree)
+
+
+TRANSLATE = "translate " + ",".join(f"{place} {name}" for place, name in enumerate(NAMES, start=1)) + ";\n"
+LIST = ";\n".join(SAME) + ";\n"
+MARKED = [tree.replace("Bob", "Bob #1").replace("):6", ") '>0.6<0.8' $2:6").replace("):7", ")@0.5:7") for tree in SAME]
+#: The same trees in files of many kinds, and how many of them are burn-in by default.
+KINDS = {
+    "a list in Newick": (LIST, 0),
+    "NEXUS": (nexus(SAME), 0),
+    "NEXUS with a table": (nexus(map(numbered, SAME), table=TRANSLATE), 0),
+    "names of which one has no number": (nexus(SAME, "gen.{}").replace("gen.200", "start"), 0),
+    "MrBayes": (nexus(map(numbered, SAME), "gen.{}", TRANSLATE), 1),
+    "BEAST": (nexus(map(annotated, SAME), "STATE_{} [&lnP=-1.5]"), 1),
+    "RevBayes": (revbayes(map(annotated, SAME)), 1),
+    "a log of BEAST": (revbayes(SAME, "state\ttree", "{}\t{};"), 1),
+    "PAML": (f"  5  5\n\n{LIST}", 0),
+    "PAML with marks": ("5 5\n" + ";  / the 1st (of 5); isn't it\n".join(MARKED) + ";\n// (A,B,C) doesn't end\n", 0),
+    "PHYLIP": (f"5\n{LIST}", 0),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_trees_are_the_same_sample_in_every_format(tmp_path, kind, packed):
+    text, num_burn_in = KINDS[kind]
+    path, expected = tmp_path / "file", TreeSample.from_file(write(tmp_path, LIST, "list"))
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    sample = TreeSample.from_file(path, burn_in=0)
+    assert sample.taxa == NAMES and not sample.rooted and sample.num_burn_in == 0
+    assert np.array_equal(sample.topologies.children, expected.topologies.children)
+    assert sample.index.tolist() == expected.index.tolist() == [0, 1, 0, 2, 0]
+    assert torch.equal(sample.branch_lengths, expected.branch_lengths)
+    default = TreeSample.from_file(path, taxa=NAMES)
+    assert default.num_burn_in == num_burn_in and default.num_samples == 5 - num_burn_in
+    assert repr(default).endswith("5 taxa, 1 left out as burn-in)" if num_burn_in else "5 taxa)")
+    assert torch.equal(default.branch_lengths, expected.branch_lengths[num_burn_in:])
+    tree = Tree.from_file(path, 3)
+    assert torch.equal(Topologies.from_trees([tree], NAMES).branch_lengths_of([tree])[0], expected.branch_lengths[3])
+
+
+def test_runs_in_one_file_have_no_burn_in_of_their_own(tmp_path):
+    twice = nexus(SAME, "gen.{}").replace("end;\n", "") + nexus(SAME, "gen.{}").split("begin trees;\n")[1]
+    path = write(tmp_path, twice, "two.t")
+    for burn_in in (None, 0.5, 2):
+        with pytest.raises(TreeError, match=r"two\.t, line 8: generation 0 follows generation 400.*Remedy.*burn_in=0"):
+            TreeSample.from_file(path, burn_in)
+    assert TreeSample.from_file(path, 0).num_samples == 10
+    weighted = twice.replace("[&U]", "[&W 2]")
+    assert TreeSample.from_file(write(tmp_path, weighted)).num_burn_in == 0
+    # The column of a log that tells its runs apart, be they one after the other or side by side.
+    head, row = "Iteration\tReplicate_ID\tpsi", "{}\t{}\t{};"
+    rows = [(10 * place, run, tree) for run in range(2) for place, tree in enumerate(SAME)]
+    for order in (rows, sorted(rows, key=lambda row: row[0])):
+        text = "\n".join([head, *(row.format(*one) for one in order)])
+        sample = TreeSample.from_file(write(tmp_path, text))
+        assert sample.num_burn_in == 2 and sample.index.tolist() == [0, 1, 2, 1] * 2
+        assert TreeSample.from_file(write(tmp_path, text), 3).num_samples == 4
+        with pytest.raises(TreeError, match="holds 5 trees of one run, and burn_in=5 leaves none"):
+            TreeSample.from_file(write(tmp_path, text), 5)
+
+
+def test_trees_without_a_weight_among_others_have_the_weight_one(tmp_path):
+    for text in ("0.5 ((A,B),C,D);\n((A,C),B,D);\n", "[&U] [&W 1/2] ((A,B),C,D);\n[&U] ((A,C),B,D);\n"):
+        with pytest.warns(
+            ConversionWarning, match="part, line 2: 1 of 2 trees have no weight.*the weight 1, as in PAUP"
+        ):
+            sample = TreeSample.from_file(write(tmp_path, text, "part"))
+        assert sample.weights.tolist() == [1 / 3, 2 / 3] and not sample.rooted
+    with pytest.warns(ConversionWarning, match="1 of 2"), pytest.raises(SettingsError, match="weighted trees"):
+        TreeSample.from_file(write(tmp_path, text), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Iteration\tpsi\tphi\n0\t(A,B,C);\t(B,A,C);\n", "line 1: the columns 'psi' and 'phi' hold trees.*keep one"),
+        ("# a log\nstate\tposterior\n0\t-1.5\n", "line 2: no column of this log holds trees.*writes its trees"),
+        ("Iteration\tpsi\n", "line 1: no column of this log holds trees"),
+        ("Iteration\tpsi\n0\t(A,B,C);\n10\n20\t(A,B,C);\n", "line 3: the row has 1 columns of 2"),
+        ("Iteration\tpsi\n0\t(A,B,C);\n10\tx\n20\t(A,B,C);\n", "line 3: there is no tree"),
+        ("Iteration\tpsi\n0\t(A,B,C);\n1.5\t(A,B,C);\n", r"line 3: '1\.5' in the column 'Iteration' is not a whole"),
+        ("Iteration\tpsi\n0\t(A,B,C);\n10\t(A,B,D);\n", "bad, line 2 and .*bad, line 3 differ"),
+        ("Iteration\tpsi\n0\t(A,B,C);\n10\t(A,B", "line 3: there is no tree.*incomplete='warn'"),
+        ("3 2\n(A,B,C);\n", "first line announces 2 trees, but the file has 1.*incomplete='warn'"),
+        ("3 2\n(A,B,C);\n(A,B", "line 3: there is no complete tree"),
+        ("3 0\n(A,B,C);\n", "holds no tree"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*what follows them was not read")
+def test_malformed_logs_and_counted_lists(tmp_path, text, message):
+    with pytest.raises(TreeError, match=message) as error:
+        TreeSample.from_file(write(tmp_path, text, "bad"), burn_in=0)
+    assert "Remedy" in str(error.value) and "bad" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["RevBayes", "PHYLIP", "PAML"])
+def test_logs_and_counted_lists_that_are_still_written(tmp_path, kind):
+    text = KINDS[kind][0]
+    start = text.rstrip().rfind("\n") + 1
+    for cut in range(start + 1, start + text[start:].index(";")):
+        path = write(tmp_path, text[:cut], "cut")
+        with pytest.warns(ConversionWarning, match=r"cut: the file ends too early\. Its 4 complete trees") as record:
+            sample = TreeSample.from_file(path, burn_in=0, incomplete="warn")
+        assert sample.index.tolist() == [0, 1, 0, 2] and len(record) == 1
+
+
+def test_text_behind_the_announced_trees_is_not_read(tmp_path):
+    more = "a remark; isn't it\n"
+    assert TreeSample.from_file(write(tmp_path, f"3 1\n(A,B,C);\n{more}")).num_samples == 1
+    with pytest.warns(ConversionWarning, match="line 4: the first line announces 1 trees; what follows"):
+        assert TreeSample.from_file(write(tmp_path, f"3 1\n(A,B,C);\n{more}(A,B,D);\n")).num_samples == 1
+    # In PHYLIP, which has no marks, they are part of a name.
+    assert TreeSample.from_file(write(tmp_path, "1\n(A#1,B@2,C/3);")).taxa == ("A#1", "B@2", "C/3")
+    assert TreeSample.from_file(write(tmp_path, "3 1\n(A#1,B@2,C/3);")).taxa == ("A", "B", "C/3")
+    assert TreeSample.from_file(write(tmp_path, "1\n((A,B) #1,C #1,D);")).taxa == tuple("ABCD")
+
+
+def test_blanks_and_underscores_in_names(tmp_path):
+    blank, underscore = "(('Homo sapiens',B_b),C,D);", "((Homo_sapiens,'B b'),C,D);"
+    taxa = ("Homo_sapiens", "B b", "C", "D")
+    for text in (blank, underscore, blank + underscore):
+        assert TreeSample.from_file(write(tmp_path, text), taxa=taxa).taxa == taxa
+    table = "#NEXUS\nbegin taxa;\ntaxlabels 'Homo sapiens' B_b C D;\nend;\nbegin trees;\ntree a = {}\nend;\n"
+    for text in (blank, underscore):
+        assert Tree.from_file(write(tmp_path, table.format(text))).taxa == ("Homo sapiens", "B_b", "C", "D")
+    # Where both forms are names of taxa, each is itself; a form that two names share is none.
+    both = "((A_b,'A b'),C,D);"
+    assert TreeSample.from_file(write(tmp_path, both), taxa=("A b", "A_b", "C", "D")).taxa[:2] == ("A b", "A_b")
+    assert newick.every_name({"1": "a_b c", "2": "a b_c"}) == {
+        "1": "a_b c",
+        "2": "a b_c",
+        "a_b c": "a_b c",
+        "a b_c": "a b_c",
+    }
+    with pytest.raises(TreeError, match="'A b' occurs twice"):
+        TreeSample.from_file(write(tmp_path, both), taxa=("A b", "B", "C", "D"))
+    alignment = Alignment.from_sequences({"Homo_sapiens": "ac", "B_b": "ac", "C": "ac", "D": "ac"})
+    with pytest.raises(
+        TreeError, match="'Homo.sapiens' and 'Homo.sapiens' differ by a blank and an underscore only; write"
+    ):
+        TreeModel(alignment, Tree.from_newick(blank), JC69())
+
+
+def test_a_tree_of_ten_thousand_taxa_takes_megabytes(tmp_path):
+    script = """
+import random, resource, sys
+from pathlib import Path
+from bayeskit.models.phylogenetics import Topologies, Tree, TreeSample
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+source, parts = random.Random(1), [f"t{number}:0.5" for number in range(10_000)]
+while len(parts) > 3:
+    one = parts.pop(source.randrange(len(parts)))
+    place = source.randrange(len(parts))
+    parts[place] = f"({parts[place]},{one}):0.25"
+path = Path(sys.argv[1])
+path.write_text(f"({','.join(parts)});")
+start = peak()
+tree, sample = Tree.from_file(path), TreeSample.from_file(path, progress=False)
+topologies = Topologies.from_trees([tree], sample.taxa)
+assert (topologies.children == sample.topologies.children).all() and sample.num_taxa == 10_000
+assert sample.branch_lengths.sum() == 10_000 * 0.5 + 9_997 * 0.25
+rooted = sample.rooted_at("t7").unrooted()
+assert (rooted.topologies.children == sample.topologies.children).all()
+sample.to_file(path.with_suffix(".trees"))
+again = TreeSample.from_file(path.with_suffix(".trees"), progress=False)
+assert (again.topologies.children == sample.topologies.children).all()
+print(peak() - start)
+"""
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "big.nwk")], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 400
