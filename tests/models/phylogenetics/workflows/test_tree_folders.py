@@ -48,6 +48,22 @@ def test_comparison_of_a_list_is_that_of_its_trees(fasta, tmp_path):
     assert (tmp_path / "bayes_factors.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize("name", ["tree_{}", "gen.{}"])
+def test_hypotheses_in_nexus_are_no_chain(fasta, tmp_path, name):
+    hypotheses = [TREES.to_newick(place) for place in (0, 1, 2, 1)]
+    lines = "".join(f"tree {name.format(place)} = {tree}\n" for place, tree in enumerate(hypotheses))
+    trees = tmp_path / "trees.nex"
+    trees.write_text(f"#NEXUS\nbegin trees;\n{lines}end;\n")
+    settings = {"num_draws": 100, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        found = compare_topologies_in_folder(fasta, [trees], tmp_path, **settings)
+        chain = compare_topologies_in_folder(fasta, [trees], tmp_path, burn_in=0.25, **settings)
+    assert (found.num_topologies, found.num_trees, found.num_burn_in) == (3, 4, 0)
+    np.testing.assert_allclose(found.shares, [0.5, 0.25, 0.25])
+    assert (chain.num_topologies, chain.num_trees, chain.num_burn_in) == (2, 3, 1)
+
+
 def test_several_runs_give_the_mass_of_what_was_compared(fasta, tmp_path):
     runs = [trprobs(tmp_path / f"{name}.trprobs", TREES, w) for name, w in (("1", [6, 3, 1]), ("2", [5, 4, 1]))]
     found = compare_topologies_in_folder(fasta, runs, tmp_path, most=2, num_draws=1000, progress=False)
