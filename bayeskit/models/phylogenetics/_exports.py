@@ -110,7 +110,7 @@ def write_run(
     if format == "mrbayes" and branch_lengths is None:
         raise TreeError(f"{where}: the trees have no branch lengths. Remedy: omit format, which needs none.")
     columns = {} if branch_lengths is None else {tree_length: branch_lengths.sum(-1).numpy()}
-    columns |= _columns(parameters or {}, len(index))
+    columns |= {} if parameters is None else _columns(parameters, len(index))
     rows = enumerate(_newicks(topologies, index, branch_lengths))
     generations = [interval * row for row in range(len(index))]
     if format == "mrbayes":

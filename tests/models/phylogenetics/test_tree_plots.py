@@ -9,9 +9,11 @@ from matplotlib.figure import Figure
 from bayeskit.errors import SettingsError, TreeError
 from bayeskit.models.phylogenetics._samples import TreeSample, asdsf
 from bayeskit.models.phylogenetics._summaries import (
+    AnnotatedTree,
     _round_length,
     greedy_consensus,
     majority_rule_consensus,
+    maximum_clade_credibility,
     plot_credible_set,
     plot_split_frequencies,
     plot_tree,
@@ -79,6 +81,33 @@ def test_supports_of_a_consensus():
     assert names_at(ax)["0.75"][0] == pytest.approx(float(tree.branch_lengths[4]), abs=1e-12)
     star = majority_rule_consensus(TreeSample.from_topologies(every))
     assert [text.get_text() for text in star.plot(Figure().subplots()).texts] == list("ABCD")
+
+
+def test_supports_of_a_rooted_tree_are_those_of_its_splits():
+    tree = majority_rule_consensus(TreeSample.from_topologies(all_topologies("ABCD")[[0, 0, 0, 1]]))
+    texts = [text.get_text() for text in tree.rooted_at(["A", "C"]).plot(Figure().subplots()).texts]
+    assert texts == ["A", "B", "C", "D", "0.75", "0.75"]
+    texts = [
+        text.get_text() for text in AnnotatedTree.of(Tree.from_newick("((A,B),C,D);")).plot(Figure().subplots()).texts
+    ]
+    assert texts == ["A", "B", "C", "D"]
+
+
+def test_bars_of_heights():
+    heights = torch.tensor([[1.0, 3.0], [2.0, 4.0], [1.5, 6.0]], dtype=torch.float64)
+    lengths = torch.stack([heights[:, 0], heights[:, 0], heights[:, 1], heights[:, 1] - heights[:, 0]], 1)
+    sample = TreeSample.from_topologies(all_topologies("ABC", rooted=True)[[0] * 3], None, lengths)
+    tree = maximum_clade_credibility(sample, lengths="heights")
+    ax = plot_tree(tree, Figure().subplots(), intervals=True)
+    bars = ax.collections[1].get_segments()
+    tips = names_at(ax)["A"][0]
+    assert tips == pytest.approx(13 / 3, abs=1e-12)
+    for line, (low, high) in zip(bars, ((1.0, 2.0), (3.0, 6.0)), strict=True):
+        assert sorted(tips - line[:, 0]) == pytest.approx([low, high], abs=1e-12)
+    assert ax.get_xlim()[0] < tips - 6.0
+    for bare in (Tree.from_newick("(A,B,C);"), maximum_clade_credibility(sample.unrooted())):
+        with pytest.raises(TreeError, match=r"no heights.*lengths='heights'"):
+            plot_tree(bare, Figure().subplots(), intervals=True)
 
 
 def test_lengths_of_zero():
