@@ -96,7 +96,7 @@ def test_supports_of_a_rooted_tree_are_those_of_its_splits():
 def test_bars_of_heights():
     heights = torch.tensor([[1.0, 3.0], [2.0, 4.0], [1.5, 6.0]], dtype=torch.float64)
     lengths = torch.stack([heights[:, 0], heights[:, 0], heights[:, 1], heights[:, 1] - heights[:, 0]], 1)
-    sample = TreeSample.from_topologies(all_topologies("ABC", rooted=True)[[0] * 3], None, lengths)
+    sample = TreeSample.from_topologies(all_topologies("ABC", rooted=True)[[1] * 3], None, lengths)
     tree = maximum_clade_credibility(sample, lengths="heights")
     ax = plot_tree(tree, Figure().subplots(), intervals=True)
     bars = ax.collections[1].get_segments()
