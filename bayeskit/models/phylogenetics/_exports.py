@@ -27,7 +27,7 @@ def write_topologies(path: str | os.PathLike[str], topologies: Topologies, weigh
         (f"tree_{place + 1} [p = {weight:.3f}, P = {total:.3f}]", f"[&W {weight!r}] ", newick(place))
         for place, (weight, total) in enumerate(rows)
     )
-    _write(path, topologies, trees)
+    write_nexus(path, topologies.taxa, topologies.rooted, trees)
 
 
 def write_chain(
@@ -40,7 +40,7 @@ def write_chain(
     """Write sampled trees `(samples,)`, each with its weight and branch lengths."""
     rows = zip(weights.tolist(), _newicks(topologies, index, branch_lengths), strict=True)
     trees = ((f"sample_{row + 1}", f"[&W {weight!r}] ", newick) for row, (weight, newick) in enumerate(rows))
-    _write(path, topologies, trees)
+    write_nexus(path, topologies.taxa, topologies.rooted, trees)
 
 
 def _numbered(topologies: Topologies) -> Callable[..., str]:
@@ -55,12 +55,16 @@ def _newicks(topologies: Topologies, index: np.ndarray, branch_lengths: Tensor |
     return (newick(place, own) for place, own in zip(index.tolist(), lengths, strict=True))
 
 
-def _write(
-    path: str | os.PathLike[str], topologies: Topologies, trees: Iterable[tuple[str, str, str]], head: str = ""
+def write_nexus(
+    path: str | os.PathLike[str],
+    taxa: Sequence[str],
+    rooted: bool,
+    trees: Iterable[tuple[str, str, str]],
+    head: str = "",
 ) -> None:
-    """Write trees given by their name, comments and description."""
-    names = ",\n".join(f"    {number} {quote(taxon)}" for number, taxon in enumerate(topologies.taxa, start=1))
-    mark = "[&R]" if topologies.rooted else "[&U]"
+    """Write trees given by their name, comments and description, in which taxa are numbers from 1."""
+    names = ",\n".join(f"    {number} {quote(taxon)}" for number, taxon in enumerate(taxa, start=1))
+    mark = "[&R]" if rooted else "[&U]"
     lines = "".join(f"   tree {name} = {comments}{mark} {newick}\n" for name, comments, newick in trees)
     text = f"#NEXUS\n{head}\nbegin trees;\n   translate\n{names};\n{lines}end;\n"
     write_atomically(os.fspath(path), text.encode())
@@ -115,12 +119,11 @@ def write_run(
     generations = [interval * row for row in range(len(index))]
     if format == "mrbayes":
         trees = ((f"gen.{generations[row]}", "", newick) for row, newick in rows)
-        _write(path, topologies, trees, f"{_MRBAYES_HEAD}[Param: tree{{all}}]")
-        head, first = _MRBAYES_HEAD, "Gen"
+        head, first, block = _MRBAYES_HEAD, "Gen", f"{_MRBAYES_HEAD}[Param: tree{{all}}]"
     else:
         trees = ((f"STATE_{generations[row]}", "", newick) for row, newick in rows)
-        _write(path, topologies, trees, taxa_block(topologies.taxa))
-        head, first = "", "Sample"
+        head, first, block = "", "Sample", taxa_block(topologies.taxa)
+    write_nexus(path, topologies.taxa, topologies.rooted, trees, block)
     lines = ["\t".join([first, *columns])]
     values = zip(*(column.tolist() for column in columns.values()), strict=True) if columns else [()] * len(index)
     lines += ["\t".join([str(at), *map(repr, row)]) for at, row in zip(generations, values, strict=True)]

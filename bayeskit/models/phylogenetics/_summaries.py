@@ -16,7 +16,7 @@ from torch import Tensor
 from bayeskit.errors import SettingsError, TreeError
 from bayeskit.extend import BLUE, GREY, SKY, unknown_name, write_atomically
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._exports import taxa_block
+from bayeskit.models.phylogenetics._exports import taxa_block, write_nexus
 from bayeskit.models.phylogenetics._newick import quote
 from bayeskit.models.phylogenetics._samples import TreeSample, asdsf, check_sample, split_frequencies
 from bayeskit.models.phylogenetics._topologies import Topologies
@@ -194,35 +194,7 @@ class AnnotatedTree:
         >>> majority_rule_consensus(sample).to_newick(annotations="beast")
         '(A,B,(C,D)[&posterior=0.75])[&posterior=1.0];'
         """
-        if annotations is not None and annotations not in _FORMS:
-            raise unknown_name("form of annotations", annotations, _FORMS)
-        lengths = None if self.branch_lengths is None else self.branch_lengths.tolist()
-
-        def end(node: int) -> str:
-            label, note, behind = "", [], []
-            if self.supports is not None and supports:
-                support = 1.0 if node == self.num_edges else round(self.supports[node].item(), 12)
-                if annotations == "mrbayes":
-                    note.append(f"prob={support!r}")
-                elif annotations == "beast" and node >= self.num_taxa:
-                    note.append(f"posterior={support!r}")
-                elif annotations is None and self.num_taxa <= node < self.num_edges:
-                    label = f"{support:.6g}"
-            if annotations == "beast" and self.height_summary is not None:
-                note.append(f"height={self.height_summary.mean[node].item()!r}")
-                note += self.height_summary.texts(node, "CAheight_mean", "CAheight_median", "CAheight_95%_HPD")
-            if annotations and self.length_summary is not None and node < self.num_edges:
-                if annotations == "mrbayes":
-                    behind = self.length_summary.texts(node, "length_mean", "length_median", "length_95%HPD")
-                else:
-                    note += self.length_summary.texts(node, "length", "length_median", "length_95%_HPD")
-            length = "" if lengths is None or node == self.num_edges else f":{lengths[node]!r}"
-            return label + _comment(note) + length + _comment(behind)
-
-        texts = [quote(taxon) + end(tip) for tip, taxon in enumerate(self.taxa)]
-        for node, below in enumerate(self.children, start=self.num_taxa):
-            texts.append(f"({','.join(texts[child] for child in below)}){end(node)}")
-        return texts[-1] + ";"
+        return self._written([quote(taxon) for taxon in self.taxa], supports, annotations)
 
     def to_file(
         self, path: str | os.PathLike[str], supports: bool = True, *, annotations: str | None = "mrbayes"
@@ -252,14 +224,46 @@ class AnnotatedTree:
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "tree.nex"
         >>> AnnotatedTree.of(Tree.from_newick("(A:1,B:2,C:4);")).rooted_at_midpoint().to_file(path)
         >>> path.read_text().splitlines()[-2]
-        '   tree summary = [&R] (C:3.0,(A:1.0,B:2.0):1.0);'
+        '   tree summary = [&R] (3:3.0,(1:1.0,2:2.0):1.0);'
         """
         if Path(path).suffix.lower() in (".nex", ".nexus", ".t", ".tre", ".trees"):
-            mark, newick = "[&R]" if self.rooted else "[&U]", self.to_newick(supports, annotations=annotations)
-            text = f"#NEXUS\n{taxa_block(self.taxa)}\nbegin trees;\n   tree summary = {mark} {newick}\nend;\n"
+            # Numbers, because readers of annotations take some marks in names for lengths.
+            text = self._written([str(tip + 1) for tip in range(self.num_taxa)], supports, annotations)
+            write_nexus(path, self.taxa, self.rooted, [("summary", "", text)], taxa_block(self.taxa))
         else:
-            text = self.to_newick(supports) + "\n"
-        write_atomically(os.fspath(path), text.encode())
+            write_atomically(os.fspath(path), (self.to_newick(supports) + "\n").encode())
+
+    def _written(self, names: Sequence[str], supports: bool, annotations: str | None) -> str:
+        """Write the tree as Newick text with the given names of the tips."""
+        if annotations is not None and annotations not in _FORMS:
+            raise unknown_name("form of annotations", annotations, _FORMS)
+        lengths = None if self.branch_lengths is None else self.branch_lengths.tolist()
+
+        def end(node: int) -> str:
+            label, note, behind = "", [], []
+            if self.supports is not None and supports:
+                support = 1.0 if node == self.num_edges else round(self.supports[node].item(), 12)
+                if annotations == "mrbayes" and (node < self.num_edges or self.rooted):
+                    note.append(f"prob={support!r}")
+                elif annotations == "beast" and node >= self.num_taxa:
+                    note.append(f"posterior={support!r}")
+                elif annotations is None and self.num_taxa <= node < self.num_edges:
+                    label = f"{support:.6g}"
+            if annotations == "beast" and self.height_summary is not None:
+                note.append(f"height={self.height_summary.mean[node].item()!r}")
+                note += self.height_summary.texts(node, "CAheight_mean", "CAheight_median", "CAheight_95%_HPD")
+            if annotations and self.length_summary is not None and node < self.num_edges:
+                if annotations == "mrbayes":
+                    behind = self.length_summary.texts(node, "length_mean", "length_median", "length_95%HPD")
+                else:
+                    note += self.length_summary.texts(node, "length", "length_median", "length_95%_HPD")
+            length = "" if lengths is None or node == self.num_edges else f":{lengths[node]!r}"
+            return label + _comment(note) + length + _comment(behind)
+
+        texts = [name + end(tip) for tip, name in enumerate(names)]
+        for node, below in enumerate(self.children, start=self.num_taxa):
+            texts.append(f"({','.join(texts[child] for child in below)}){end(node)}")
+        return texts[-1] + ";"
 
     def rooted_at(self, outgroup: str | Sequence[str]) -> AnnotatedTree:
         """Root an unrooted tree at the midpoint of an outgroup's edge.
