@@ -466,7 +466,7 @@ class _Reader:
     def result(self, weights: np.ndarray | None, num_burn_in: int) -> _TreesRead:
         """Return all that was added."""
         rooted = bool(self._rooted)
-        sets = np.frombuffer(self._sets, dtype="<u8").astype(np.uint64)
+        sets = np.frombuffer(self._sets, dtype="<u8").astype(np.uint64, copy=False)
         topologies, order = Topologies.from_edges(
             self._taxa, sets.reshape(self._num_rows, -1, self._bytes // 8), rooted
         )

@@ -236,7 +236,7 @@ class Topologies:
         """
         everything = clades.everything(len(taxa))
         if not rooted:
-            edges = np.where(clades.contains(edges, 0)[..., None], everything & ~edges, edges)
+            edges = np.where(clades.contains(edges, 0)[..., None], everything ^ edges, edges)
         order = clades.order(edges)
         ordered = np.take_along_axis(edges, order[..., None], axis=1)
         if rooted:
