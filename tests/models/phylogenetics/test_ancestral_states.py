@@ -3,9 +3,11 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+import bayeskit as bk
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
 from bayeskit.models.phylogenetics import (
     GTR,
@@ -137,6 +139,27 @@ def test_probabilities_are_averaged_over_draws(monkeypatch):
     monkeypatch.setattr("bayeskit.models.phylogenetics._ancestral_states._CHUNK_NUMBERS", 1)
     again = as_array(ancestral_states(model, draws, sites=[3, 0, 3]), model)
     np.testing.assert_allclose(again, found, rtol=0, atol=1e-13)
+
+
+def test_three_taxa_have_one_ancestor():
+    alignment = Alignment.from_sequences({"A": "AC", "B": "GC", "C": "NT"})
+    tree = Tree.from_newick("(C:0.1,A:0.2,B:0.3);")
+    model = TreeModel(alignment, tree, GENERAL)
+    table = ancestral_states(model, tree.branch_lengths)
+    assert table["node"].unique().tolist() == ["C|A|B"]
+    for site in range(2):
+        expected = by_enumeration(model, tree.branch_lengths, site, GENERAL, [1.0], [1.0])
+        assert np.abs(as_array(table, model)[:, site] - expected.numpy()).max() < 1e-12
+
+
+def test_draws_of_a_sampler():
+    alignment, tree = dna()
+    model = TreeModel(alignment, tree, HKY85(base_frequencies=[0.25] * 4))
+    draws = bk.sample(bk.Target.from_pyro(model), num_chains=1, num_warmup=20, num_samples=5, seed=0, progress=False)
+    found = ancestral_states(model, draws, sites=[2])
+    values = {name: draws[name].numpy() for name in ("branch_lengths", "kappa")}
+    assert values["branch_lengths"].shape == (1, 5, 7)
+    pd.testing.assert_frame_equal(found, ancestral_states(model, values, sites=[2]))
 
 
 def test_tables_name_sites_of_the_alignment():
