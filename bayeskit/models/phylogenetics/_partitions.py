@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyro
 import torch
+from numpy.typing import NDArray
 from pyro.distributions import Dirichlet, Exponential, TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import AlignmentError, DataWarning, SettingsError, ShapeError
+from bayeskit.extend import warn_user
 from bayeskit.models.phylogenetics._alignments import Alignment
+from bayeskit.models.phylogenetics._data_types import standard_characters
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
 from bayeskit.models.phylogenetics._site_rates import SiteRates
-from bayeskit.models.phylogenetics._substitution import JC69, Given, Parameter, SubstitutionModel
+from bayeskit.models.phylogenetics._site_sets import ranges
+from bayeskit.models.phylogenetics._substitution import (
+    JC69,
+    Given,
+    Mk,
+    OrderedMk,
+    Parameter,
+    SubstitutionModel,
+    VariableSites,
+)
 from bayeskit.models.phylogenetics._topologies import Topologies
 from bayeskit.models.phylogenetics._tree_model import TreeModel
 from bayeskit.models.phylogenetics._trees import Tree
+from bayeskit.models.phylogenetics._variable_sites import sites_left_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,6 +125,94 @@ class Partition:
                     "distribution, with one concentration for each subset."
                 )
         self._names = self._named(linked)
+
+    @classmethod
+    def of_characters(
+        cls,
+        alignment: Alignment,
+        *,
+        ordered: Sequence[int] | NDArray[np.integer[Any]] = (),
+        coding: str = "all",
+        site_rates: SiteRates | None = None,
+    ) -> Partition:
+        """Divide morphological characters by their numbers of states, for the model of Lewis (Mk, Mkv).
+
+        A character has the states up to the last one that a taxon shows, two at least; a character that is missing in
+        a taxon shows nothing there. Characters share branch lengths and site rates.
+
+        Parameters
+        ----------
+        alignment : Alignment
+            Standard data.
+        ordered : sequence of int
+            Sites of the ordered characters, counted from 0, in which only neighbouring states change into each other.
+        coding : {"all", "variable", "informative", "noabsence"}, default "all"
+            Which characters can be in the data; see `VariableSites`. The others are left out, with a warning.
+        site_rates : SiteRates, optional
+            One for all characters; by default all have the same rate.
+
+        Returns
+        -------
+        Partition
+            Subsets `states_2`, `states_3` and so on, and `ordered_3` and so on.
+
+        Raises
+        ------
+        AlignmentError
+            If the data are no standard characters, none is left, or there is no such site.
+        SettingsError
+            If `coding` is unknown.
+
+        Warns
+        -----
+        DataWarning
+            If characters are left out; they are named, counted from 1.
+
+        References
+        ----------
+        P. O. Lewis (2001), A likelihood approach to estimating phylogeny from discrete morphological character data,
+        Systematic Biology 50, 913-925.
+
+        Examples
+        --------
+        >>> rows = {"A": "0010", "B": "0111", "C": "1020", "D": "1?30"}
+        >>> alignment = Alignment.from_sequences(rows, data_type="standard")
+        >>> Partition.of_characters(alignment, ordered=[2], coding="variable")
+        Partition(states_2: 3 sites, VariableSites; ordered_4: 1 sites, VariableSites)
+        """
+        if not isinstance(alignment, Alignment) or alignment.data_type.name != "standard":
+            kind = getattr(alignment, "data_type", type(alignment).__name__)
+            raise AlignmentError(f"The data are {kind}, not standard characters. Remedy: give them as Partition(...).")
+        masks, everything = alignment.patterns.numpy().astype(np.int64), alignment.data_type.everything
+        shown = np.bitwise_or.reduce(np.where(masks == everything, 0, masks), axis=0)
+        counts = np.array([max(2, int(one).bit_length()) for one in shown])[alignment.site_patterns.numpy()]
+        in_order = np.zeros(alignment.num_sites, dtype=bool)
+        in_order[alignment.site_indices(ordered, "ordered")] = True
+        in_order &= counts > 2  # two states are always neighbours
+        subsets, models, left_out = {}, {}, list[int]()
+        for number, is_ordered in sorted({*zip(counts.tolist(), in_order.tolist(), strict=True)}):
+            sites = np.flatnonzero((counts == number) & (in_order == is_ordered))
+            subset = _with_states(alignment.select_sites(sites), number)
+            model: SubstitutionModel = OrderedMk(number) if is_ordered else Mk(number)
+            if coding != "all":
+                model = VariableSites(model, coding)
+                out = sites_left_out(subset, coding)
+                left_out += sites[out].tolist()
+                if len(out) == len(sites):
+                    continue
+                subset = subset.select_sites(np.setdiff1d(np.arange(len(sites)), out))
+            name = f"{'ordered' if is_ordered else 'states'}_{number}"
+            subsets[name], models[name] = subset, model
+        if left_out:
+            warn_user(
+                f"The characters {ranges(np.sort(left_out))} (counted from 1) cannot be in data of coding={coding!r}, "
+                "and are left out.",
+                DataWarning,
+            )
+        if not subsets:
+            raise AlignmentError(f"No character can be in data of coding={coding!r}. Remedy: use coding='all'.")
+        shared = [] if site_rates is None else list(site_rates.priors(torch.empty(0, dtype=torch.float64)))
+        return cls(subsets, models, site_rates, linked=shared)
 
     def __repr__(self) -> str:
         parts = [
@@ -273,6 +376,12 @@ class Partition:
                 tuple(subset for subset in owners[name] if subset in set(group)) for group in groups if group
             ]
         return found
+
+
+def _with_states(alignment: Alignment, number: int) -> Alignment:
+    """Return characters with their first states alone, of which they show no others."""
+    kind = standard_characters("".join(alignment.data_type.states[:number]))
+    return replace(alignment, patterns=alignment.patterns & kind.everything, data_type=kind)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1160,7 +1160,7 @@ class VariableSites(SubstitutionModel):
         """Return the matrices of transition probabilities, shape `(*batch, edges, states, states)`."""
         return self.model.transition_matrices(branch_lengths)
 
-    def left_out(self, num_taxa: int) -> LeftOut:
+    def left_out(self, num_taxa: int) -> ExcludedPatterns:
         """Return the patterns of sites that cannot be in the data; patterns of equal probability are one.
 
         Raises
@@ -1190,7 +1190,7 @@ class VariableSites(SubstitutionModel):
         return _gone(-total.clamp(max=_SURELY_LEFT_OUT)).log()
 
 
-class LeftOut(NamedTuple):
+class ExcludedPatterns(NamedTuple):
     """Patterns of sites that cannot be in the data."""
 
     patterns: NDArray[np.int64]  # set of states of each taxon as bits, (taxa, patterns)
@@ -1198,10 +1198,10 @@ class LeftOut(NamedTuple):
 
 
 @lru_cache
-def _left_out(coding: str, states: int, is_uniform: bool, num_taxa: int) -> LeftOut:
+def _left_out(coding: str, states: int, is_uniform: bool, num_taxa: int) -> ExcludedPatterns:
     """List the patterns; if all states are alike, one for each set of taxa that differ from the others."""
     if coding == "noabsence":
-        return LeftOut(np.ones((num_taxa, 1), dtype=np.int64), np.ones(1))
+        return ExcludedPatterns(np.ones((num_taxa, 1), dtype=np.int64), np.ones(1))
     others = range(1 if coding == "variable" else min(states, num_taxa))
     columns: list[NDArray[np.int64]] = []
     counts: list[float] = []
@@ -1221,7 +1221,7 @@ def _left_out(coding: str, states: int, is_uniform: bool, num_taxa: int) -> Left
                 column[list(taxa)] = [1 << state for state in rest]
                 columns.append(column)
                 counts.append(float(math.perm(states, number + 1)) if is_uniform else 1.0)
-    return LeftOut(np.stack(columns, 1), np.array(counts))
+    return ExcludedPatterns(np.stack(columns, 1), np.array(counts))
 
 
 #: Up to this number, all edges are turned from eigenvectors to states by one product with a matrix of pairs.

@@ -23,8 +23,11 @@ from bayeskit.models.phylogenetics import (
     GammaDirichlet,
     GammaRates,
     InvariantSites,
+    Mk,
+    OrderedMk,
     Partition,
     PartitionedForestLikelihood,
+    VariableSites,
     all_topologies,
     primates,
 )
@@ -40,6 +43,7 @@ from bayeskit.models.phylogenetics._topology_moves._chains import (
 )
 from bayeskit.models.phylogenetics._topology_moves._reference import TreeReference
 from bayeskit.models.phylogenetics._topology_moves._tensor_chains import TensorChains, tree_chains
+from bayeskit.models.phylogenetics._variable_sites import sites_left_out
 
 KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
 #: Moves after which rounding may have added up.
@@ -489,3 +493,44 @@ def test_without_a_compiler(monkeypatch):
         chains = tree_chains(*arguments)
     assert isinstance(chains, TensorChains) and isinstance(tree_chains(*arguments), TensorChains)  # said once
     module.compiled_code.cache_clear()
+
+
+CHARACTERS = Alignment.from_sequences(
+    {"A": "02110", "B": "02210", "C": "01112", "D": "12002", "E": "10222"}, data_type="standard"
+)
+CODINGS = {
+    "Mkv": VariableSites(Mk(3)),
+    "ordered": VariableSites(OrderedMk(3)),
+    "informative": VariableSites(Mk(3), "informative"),
+    "noabsence": VariableSites(OrderedMk(3), "noabsence"),
+}
+
+
+def conditioned(engine, alignment, model, count, weight=1.0, **settings):
+    """Chains with data, and with the patterns that cannot be in them as a part of their own."""
+    left_out = model.left_out(alignment.num_taxa)
+    masks = np.concatenate([alignment.patterns.numpy().astype(np.int64), left_out.patterns], 1)
+    weights = np.concatenate([alignment.weights.numpy(), weight * left_out.counts])
+    parts = {"parts": [alignment.num_patterns, len(left_out.counts)], "conditioned": [0, alignment.num_sites]}
+    chains = chains_of(engine, masks, weights, model.num_states, count, LengthPrior(), **parts, **settings)
+    like = torch.zeros((), dtype=torch.float64)
+    frequencies, matrix = model.frequencies(like), model.rate_matrix(like)
+    one = Process.of(matrix.expand(count, -1, -1), frequencies.expand(count, -1))
+    return chains, Process.joined([one, one])
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_the_likelihood_of_chosen_sites_is_that_of_the_forest(engine, coding):
+    model = CODINGS[coding]
+    out = set(sites_left_out(CHARACTERS, model.coding).tolist())
+    alignment = CHARACTERS.select_sites([site for site in range(CHARACTERS.num_sites) if site not in out])
+    chains, process = conditioned(engine, alignment, model, 3)
+    generator, ones = new_generator(0, stream="trees"), torch.ones(3, dtype=torch.float64)
+    trees = chains.run(chains.start(generator, process), process, ones, Moves(), MANY[engine])
+    topologies, order = topologies_of(alignment.taxa, trees.splits)
+    lengths = trees.lengths.gather(1, torch.from_numpy(order))
+    expected = ForestLikelihood(alignment, model).log_likelihood(topologies, lengths)
+    torch.testing.assert_close(trees.log_likelihood, expected, rtol=1e-9, atol=1e-9)
+    # A wrong number of patterns is noticed.
+    wrong, _ = conditioned(engine, alignment, model, 3, weight=0.9)
+    assert (wrong.run(trees, process, ones, Moves(), 0).log_likelihood - expected).abs().min() > 1e-3

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,19 +14,24 @@ from bayeskit.models.phylogenetics import (
     HKY85,
     JC69,
     Alignment,
+    Binary,
     ForestLikelihood,
     FreeRates,
     GammaRates,
     InvariantSites,
     Mk,
+    OrderedMk,
     SubstitutionModel,
     TimeTreeModel,
+    Topologies,
     Tree,
     TreeModel,
     VariableSites,
     all_topologies,
     parse_substitution,
+    standard_characters,
 )
+from bayeskit.models.phylogenetics._variable_sites import sites_left_out
 
 DOUBLE = torch.float64
 TREE = Tree.from_newick("((a:0.1,b:0.2):0.05,(c:0.3,d:0.15):0.12,(e:0.4,f:0.07):0.2);")
@@ -91,6 +97,65 @@ def test_the_probabilities_of_all_variable_sites_sum_to_one(name, corrected, bac
     assert (total < 0.99).all() != corrected
     whole = (model.pattern_log_likelihoods(lengths) * alignment.weights).sum(-1)
     torch.testing.assert_close(model.log_likelihood(lengths), whole, rtol=1e-12, atol=0)
+
+
+CODINGS = {
+    "informative, two states": (Mk(2), "informative", 4),
+    "informative, three states": (Mk(3), "informative", 5),
+    "informative, ordered": (OrderedMk(3), "informative", 4),
+    "informative, as many states as taxa": (Mk(4), "informative", 4),
+    "noabsence": (Binary([0.3, 0.7]), "noabsence", 4),
+    "noabsence, three states": (OrderedMk(3), "noabsence", 4),
+}
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_the_probabilities_of_all_sites_of_a_coding_sum_to_one(name, back_end):
+    substitution, coding, number = CODINGS[name]
+    taxa, kind = "abcde"[:number], standard_characters(substitution.num_states)
+    sites = list(zip(*itertools.product(kind.states, repeat=number), strict=True))
+    every = Alignment.from_sequences({t: "".join(row) for t, row in zip(taxa, sites, strict=True)}, data_type=kind)
+    out = sites_left_out(every, coding)
+    alignment = every.select_sites([site for site in range(every.num_sites) if site not in set(out.tolist())])
+    tree = Tree.from_newick("((a,b),c,d);" if number == 4 else "((a,b),(c,e),d);")
+    lengths = torch.tensor([0.1, 0.3, 0.05, 0.6, 0.2, 0.4, 0.7][: 2 * number - 3], dtype=DOUBLE)
+    model = TreeModel(alignment, tree, VariableSites(substitution, coding))
+    assert float(model.pattern_log_likelihoods(lengths).exp().sum()) == pytest.approx(1, abs=1e-12)
+    whole = float((model.pattern_log_likelihoods(lengths) * alignment.weights).sum())
+    topologies = Topologies.from_trees([tree])
+    of_forest = ForestLikelihood(alignment, model.substitution).log_likelihood(
+        topologies, topologies.branch_lengths_of([replace(tree, branch_lengths=lengths)])
+    )
+    assert float(model.log_likelihood(lengths)) == pytest.approx(whole, rel=1e-12)
+    assert float(of_forest) == pytest.approx(whole, rel=1e-12)
+    # The mutation: without the correction they sum to less.
+    assert float(TreeModel(alignment, tree, substitution).pattern_log_likelihoods(lengths).exp().sum()) < 0.999
+
+
+#: Log-likelihoods of MrBayes 3.2.7a at branch lengths of 0.1, by `lset coding` and, for order, `ctype ordered`.
+OF_MRBAYES = [
+    ({"a": "0", "b": "1", "c": "2", "d": "0"}, OrderedMk(3), -8.915131),
+    ({"a": "0", "b": "1", "c": "3", "d": "0"}, OrderedMk(4), -13.02753),
+    ({"a": "01", "b": "10", "c": "00", "d": "01"}, VariableSites(Mk(2)), -6.409235),
+    ({"a": "0", "b": "0", "c": "1", "d": "1"}, VariableSites(Mk(2), "informative"), -1.004677),
+    ({"a": "010", "b": "101", "c": "000", "d": "010"}, VariableSites(Binary([0.5, 0.5]), "noabsence"), -10.61022),
+    ({"a": "010", "b": "101", "c": "000", "d": "010"}, Binary([0.3, 0.7]), -12.28936),
+]
+
+
+@pytest.mark.parametrize(("rows", "substitution", "expected"), OF_MRBAYES)
+def test_as_in_mrbayes(rows, substitution, expected):
+    tree = Tree.from_newick("(a:0.1,b:0.1,(c:0.1,d:0.1):0.1);")
+    alignment = Alignment.from_sequences(rows, data_type=standard_characters(substitution.num_states))
+    found = TreeModel(alignment, tree, substitution).log_likelihood(tree.branch_lengths)
+    assert float(found) == pytest.approx(expected, abs=1e-5)
+
+
+def test_codings_that_are_refused():
+    with pytest.raises(SettingsError, match="coding='some' is unknown"):
+        VariableSites(Mk(2), "some")
+    with pytest.raises(SettingsError, match="more than 4096"):
+        VariableSites(Mk(5), "informative").left_out(40)
 
 
 @pytest.mark.parametrize("substitution", [Mk(3), None], ids=["Mk", "free frequencies"])

@@ -165,6 +165,7 @@ class _Data(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("masks", "weights")),
         ("num_parts", ctypes.c_int64),
         ("part_sizes", ctypes.c_void_p),
+        ("conditioned", ctypes.c_void_p),
         ("num_constraints", ctypes.c_int64),
         ("constraints", ctypes.c_void_p),
     ]
@@ -233,6 +234,9 @@ class TreeChains(ABC):
     prior : LengthPrior
     parts : sequence of int, optional
         Number of patterns of each part of the sites, which follow each other; by default there is one part.
+    conditioned : sequence of float, optional
+        For a part of patterns that cannot be in the data, the number of sites that are therefore none of them, and 0
+        for a part of the data; the weights are then numbers of patterns of the same probability. By default all 0.
     constraints : ndarray, optional
         Splits that every tree has, as bits without the first taxon, shape `(constraints, words)`.
     dtype : torch.dtype
@@ -250,6 +254,7 @@ class TreeChains(ABC):
         prior: LengthPrior,
         *,
         parts: Sequence[int] | None = None,
+        conditioned: Sequence[float] | None = None,
         constraints: clades.Bits | None = None,
         dtype: torch.dtype = torch.float64,
         num_threads: int = 1,
@@ -259,6 +264,7 @@ class TreeChains(ABC):
         self.masks = np.ascontiguousarray(masks, dtype=np.uint64)
         self.weights = np.ascontiguousarray(weights, dtype=np.float64)
         self.sizes = np.array([masks.shape[1]] if parts is None else parts, dtype=np.int64)
+        self.conditioned = np.array([0.0] * len(self.sizes) if conditioned is None else conditioned, dtype=np.float64)
         none = np.zeros((0, clades.num_words(self.num_taxa)), dtype=np.uint64)
         self.constraints = none if constraints is None else np.unique(constraints, axis=0)
 
@@ -350,7 +356,7 @@ class CompiledChains(TreeChains):
         super().__init__(*arguments, **settings)
         self._library = library
         self._reference: tuple[TreeReference, ctypes.c_void_p, Callable[[], Any]] | None = None
-        of_parts = (len(self.sizes), self.sizes.ctypes.data)
+        of_parts = (len(self.sizes), self.sizes.ctypes.data, self.conditioned.ctypes.data)
         of_splits = (len(self.constraints), self.constraints.ctypes.data)
         data = _Data(*self.masks.shape, self.masks.ctypes.data, self.weights.ctypes.data, *of_parts, *of_splits)
         self._chains = list[ctypes.c_void_p]()

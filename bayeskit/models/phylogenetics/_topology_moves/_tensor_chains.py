@@ -30,6 +30,8 @@ _LENGTH, _EXCHANGE, _LIKELIHOOD, _PARSIMONY, _NEAR, _RECONNECTION, _SCALE, _INDE
 _WARP, _ENDING = 0.6, 0.4
 #: Lengths between which a proposal has to stay.
 _SHORTEST, _LONGEST = 1e-30, 1e6
+#: Smallest probability of the sites that can be in the data.
+_LEAST_OTHER = 1e-15
 #: Entries of a table of partial likelihoods, which is made for some of the patterns at a time.
 _MOST_ENTRIES = 1 << 21
 
@@ -274,7 +276,7 @@ class TensorChains(TreeChains):
             matrices = matrices.clamp(min=0).to(self.dtype)  # (nodes, trees, categories, states, states)
             frequencies = process.frequencies[:, part]
             unchanged = process.invariant[:, part, None] * (frequencies @ self._always)
-            step = max(1, _MOST_ENTRIES // powers.numel())
+            step, left_out = max(1, _MOST_ENTRIES // powers.numel()), torch.zeros_like(total)
             for begin in range(pattern, pattern + size, step):
                 block = slice(begin, min(begin + step, pattern + size))
                 tips = self._tips[..., block]
@@ -282,7 +284,11 @@ class TensorChains(TreeChains):
                 at_root = (weights[..., None] * frequencies[:, None]).to(self.dtype)
                 sites = (at_root[..., None] * tips[0] * received).sum((1, 2)).clamp(min=self._tiny).log().double()
                 values = torch.logaddexp(sites + scale, unchanged[:, block].log())
-                total += values @ self._site_weights[block]
+                if self.conditioned[part]:
+                    left_out += values.exp() @ self._site_weights[block]
+                else:
+                    total += values @ self._site_weights[block]
+            total -= float(self.conditioned[part]) * (1 - left_out).clamp(min=_LEAST_OTHER).log()
             pattern += size
         return total
 

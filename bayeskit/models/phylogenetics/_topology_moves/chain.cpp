@@ -14,7 +14,8 @@
 // multiply to gamma distributions, so that proposals of lengths are the same.
 //
 // Sites may be divided into parts, each with a substitution process of its own; log-likelihoods and their derivatives are
-// sums over parts.
+// sums over parts. A part may hold patterns that cannot be in the data: each site of some other part is then divided by
+// the probability that none of them occurs.
 //
 // chains.py says what the arguments are; types and order of the fields of Data and Call must stay as they are there.
 
@@ -42,9 +43,10 @@ using Int = std::int64_t;
 struct Data {
     Int taxa, patterns;
     const std::uint64_t *masks;  // allowed states, (taxa, patterns)
-    const double *weights;       // number of sites, (patterns,)
+    const double *weights;       // number of sites, or of patterns of the same probability, (patterns,)
     Int num_parts;
-    const Int *part_sizes;  // patterns of each part, which follow each other, (parts,)
+    const Int *part_sizes;      // patterns of each part, which follow each other, (parts,)
+    const double *conditioned;  // number of sites without the patterns of this part; 0 for patterns of data, (parts,)
     Int num_constraints;
     const std::uint64_t *constraints;  // splits that every tree has, without the first taxon, (constraints, words)
 };
@@ -353,6 +355,7 @@ struct Tree {
 // Sites with a substitution process of their own: patterns `first` to `last`, whole vectors.
 struct Part {
     Int first, last, single;  // patterns before `single` are those of one site each
+    double conditioned = 0;   // number of sites that are none of the patterns
     Int categories = 0, distinct = 0;
     std::vector<double> eigenvalues, right, left, frequencies, rates, rate_weights;
     double invariant = 0;
@@ -561,8 +564,12 @@ class Chain : Tree {
 
     template <bool values, bool derivatives> Values evaluate(const Aligned &terms, double time) const {
         Totals sums;
-        for (const Part &part : parts) add_part<values, derivatives>(part, terms, time, sums);
         Values result{0, 0, 0};
+        for (const Part &part : parts)
+            if (part.conditioned > 0)
+                condition(part, terms, time, result);
+            else
+                add_part<values, derivatives>(part, terms, time, sums);
         if constexpr (values) {
             const Lane rest = logarithm<Line>(sums.product);
             for (int v = 0; v < WIDTH; ++v) sums.value[v] += double(rest[v]) + LOG_2 * double(sums.powers_of_two[v]);
@@ -619,6 +626,26 @@ class Chain : Tree {
         }
         sums.first = first, sums.second = second, sums.powers_of_two = powers_of_two, sums.product = product;
     }
+
+    // Divide sites by the probability of not being one of the patterns of a part.
+    void condition(const Part &part, const Aligned &terms, double time, Values &result) const {
+        const Int count = part.categories * part.distinct;
+        double total = 0, slope = 0, curve = 0;
+        for (Int g = part.first; g < part.last; ++g) {
+            const double scale = double(weights.data[g]) * std::exp2(double(terms.data[count * width + g]));
+            for (Int k = 0; k < count; ++k) {
+                const double rate = part.exponents[k];
+                const double term = scale * double(terms.data[k * width + g]) * std::exp(rate * time);
+                total += term, slope += rate * term, curve += rate * rate * term;
+            }
+        }
+        const double other = std::max(1 - total, LEAST_OTHER), ratio = slope / other;
+        result.value -= part.conditioned * std::log(other);
+        result.first += part.conditioned * ratio;
+        result.second += part.conditioned * (curve / other + ratio * ratio);
+    }
+    // Smallest probability of the sites that can be in the data; that of a tree without lengths is zero.
+    static constexpr double LEAST_OTHER = 1e-15;
 
     // A proposal of one length: a gamma distribution at the mode of the logarithm, and a wide one.
     struct Fit {
@@ -1308,19 +1335,24 @@ class Chain : Tree {
             // Patterns of one site come first.
             order.resize(first + count);
             std::iota(order.begin() + first, order.end(), start);
-            const auto one_site = [&](Int s) { return data.weights[s] == 1; };
+            const bool is_data = data.conditioned[k] == 0;
+            const auto one_site = [&](Int s) { return is_data && data.weights[s] == 1; };
             const auto middle = std::stable_partition(order.begin() + first, order.end(), one_site);
             Part part;
             part.first = first, part.last = first + whole(count);
             part.single = first + (middle - order.begin() - first) / WIDTH * WIDTH;
+            part.conditioned = data.conditioned[k];
             parts.push_back(part);
             order.resize(part.last, -1);
         }
-        for (Int s = 0; s < width; ++s)
-            if (order[s] >= 0) {
-                weights.data[s] = Real(data.weights[order[s]]);
-                sites += Int(std::ceil(data.weights[order[s]]));
-            }
+        std::vector<Int> counts(width, 0);  // sites of each pattern, for parsimony
+        for (const Part &part : parts)
+            for (Int s = part.first; s < part.last; ++s)
+                if (order[s] >= 0) {
+                    weights.data[s] = Real(data.weights[order[s]]);
+                    counts[s] = part.conditioned > 0 ? 0 : Int(std::ceil(data.weights[order[s]]));
+                    sites += counts[s];
+                }
         words = (sites + 63) / 64;
         tip_sets.assign(n * S * words, ~std::uint64_t(0));
         sets.assign(3 * (n - 2) * S * words, 0);
@@ -1330,7 +1362,7 @@ class Chain : Tree {
             for (Int s = 0; s < width; ++s) {
                 const bool real = order[s] >= 0;
                 const std::uint64_t mask = real ? data.masks[taxon * patterns + order[s]] : ~std::uint64_t(0);
-                const Int count = real ? Int(std::ceil(data.weights[order[s]])) : 0;
+                const Int count = counts[s];
                 for (int i = 0; i < S; ++i) {
                     const bool allowed = (mask >> i) & 1;
                     tips[taxon].data[i * width + s] = Real(allowed);

@@ -317,7 +317,7 @@ def _chosen(
         if name in chosen:
             raise SettingsError(f"models: {name!r} is given twice. Remedy: give each model once.")
         if isinstance(models, Mapping):
-            chosen[name] = check_models(alignment, models[name], None, corrected=True), site_rates
+            chosen[name] = check_models(alignment, models[name], None), site_rates
             check_data_type(alignment, chosen[name][0])
         else:
             substitution, own = parse_substitution(name, alignment)

@@ -65,7 +65,6 @@ from bayeskit.models.phylogenetics import (
     Tree,
     TreeModel,
     TreeSample,
-    VariableSites,
 )
 from bayeskit.models.phylogenetics._branch_length_priors import (
     allowed_lengths,
@@ -82,6 +81,7 @@ from bayeskit.models.phylogenetics._topology_constraints import (
     log_number_of_topologies,
 )
 from bayeskit.models.phylogenetics._trees import check_same_taxa
+from bayeskit.models.phylogenetics._variable_sites import check_variable_sites
 from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate, TopologyDistribution
 
 if TYPE_CHECKING:
@@ -203,13 +203,8 @@ def check_models(
     alignment: Alignment,
     substitution: SubstitutionModel | None,
     site_rates: SiteRates | None,
-    *,
-    corrected: bool = False,
 ) -> SubstitutionModel:
-    """Return the substitution model, JC69 by default; SettingsError if an argument has the wrong type.
-
-    `corrected` says that the caller's likelihood has the correction of `VariableSites`.
-    """
+    """Return the substitution model, JC69 by default; SettingsError if an argument has the wrong type."""
     if not isinstance(alignment, Alignment):
         raise SettingsError(
             f"alignment: {alignment!r:.80} is not an Alignment. Remedy: give Alignment.from_file(path)."
@@ -219,11 +214,6 @@ def check_models(
         raise SettingsError(
             f"substitution: {substitution!r:.80} is not a substitution model. Remedy: give an object such as "
             "HKY85(kappa=2.0, base_frequencies=[0.3, 0.2, 0.2, 0.3])."
-        )
-    if isinstance(substitution, VariableSites) and not corrected:
-        raise SettingsError(
-            "substitution: the chains over topologies have no correction for constant sites that were left out "
-            "(VariableSites, +ASC). Remedy: use compare_topologies or variational_inference, which have it."
         )
     if not isinstance(site_rates, (SiteRates, type(None))):
         raise SettingsError(
@@ -237,17 +227,16 @@ def check_data(
     data: Alignment | Partition,
     substitution: SubstitutionModel | None,
     site_rates: SiteRates | None,
-    *,
-    corrected: bool = False,
 ) -> SubstitutionModel | None:
     """Return the substitution model, JC69 by default, or None for a partition, which has its own.
 
-    SettingsError if a model does not fit the data, TreeError if subsets have different taxa; `corrected` as in
-    `check_models`.
+    SettingsError if a model does not fit the data, TreeError if subsets have different taxa, AlignmentError if a site
+    cannot be in data of its model.
     """
     if not isinstance(data, Partition):
-        substitution = check_models(data, substitution, site_rates, corrected=corrected)
+        substitution = check_models(data, substitution, site_rates)
         check_data_type(data, substitution)
+        check_variable_sites(data, substitution, site_rates)
         return substitution
     if substitution is not None or site_rates is not None:
         raise SettingsError(
@@ -257,8 +246,9 @@ def check_data(
     first = next(iter(data.subsets))
     for name, subset in data.subsets.items():
         check_same_taxa(data.taxa, subset.taxa, f"subset {first!r}", f"subset {name!r}")
-        check_models(subset, data.substitution[name], data.site_rates[name], corrected=corrected)
+        check_models(subset, data.substitution[name], data.site_rates[name])
         check_data_type(subset, data.substitution[name])
+        check_variable_sites(subset, data.substitution[name], data.site_rates[name])
     return None
 
 
@@ -874,7 +864,7 @@ def compare_topologies(
     >>> result.comparison.best, len(result.posterior_probabilities)
     ('tree 1', 3)
     """
-    substitution = check_data(alignment, substitution, site_rates, corrected=True)
+    substitution = check_data(alignment, substitution, site_rates)
     topologies = unrooted_topologies(trees, alignment)
     _check_distinct(topologies)
     groups = tuple(tuple(group) for group in constraints)

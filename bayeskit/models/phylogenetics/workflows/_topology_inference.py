@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pyro.distributions import Exponential, Gamma, TorchDistribution
 from torch import Tensor
 
@@ -48,6 +49,7 @@ from bayeskit.models.phylogenetics import (
     Topologies,
     Tree,
     TreeSample,
+    VariableSites,
     asdsf,
     check_for_search,
 )
@@ -165,7 +167,9 @@ class TopologySearch:
             frequencies = model.frequencies(like)
             number = frequencies.shape[-1]
             matrix = model.rate_matrix(like).expand(count, number, number)
-            parts.append(Process.of(matrix, frequencies.expand(count, number), categories, self.chains.num_states))
+            one = Process.of(matrix, frequencies.expand(count, number), categories, self.chains.num_states)
+            # The sites that cannot be in the data are a part of their own.
+            parts += [one, one] if isinstance(model, VariableSites) else [one]
         return Process.joined(parts)
 
     def start(self, generator: torch.Generator) -> SearchState:
@@ -969,6 +973,7 @@ def infer_topologies(
     """
     substitution = check_data(alignment, substitution, site_rates)
     subsets, taxa = list(subsets_of(alignment).values()), alignment.taxa
+    models = [substitution] if isinstance(alignment, Alignment) else list(alignment.substitution.values())
     check_for_search(alignment)
     model = model_facts(alignment, substitution, site_rates)
     prior = _length_prior(branch_length_prior, len(taxa))
@@ -996,13 +1001,15 @@ def infer_topologies(
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
     splits = constraint_splits(constraints, taxa)
     first = _first_trees(start, subsets, num_runs, constraints, splits)
+    parts = _parts_of_sites(subsets, models)
     chains = tree_chains(
-        np.concatenate([subset.patterns.numpy() for subset in subsets], 1),
-        np.concatenate([subset.weights.numpy() for subset in subsets]),
+        np.concatenate([part.masks for part in parts], 1),
+        np.concatenate([part.weights for part in parts]),
         max(subset.data_type.num_states for subset in subsets),
         num_runs * num_temperatures,
         prior,
-        parts=[subset.num_patterns for subset in subsets],
+        parts=[len(part.weights) for part in parts],
+        conditioned=[part.conditioned for part in parts],
         constraints=splits,
         dtype=dtype,
         num_threads=num_jobs,
@@ -1046,6 +1053,25 @@ def infer_topologies(
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
     return _result(search, outcome, control, alignment, branch_length_prior, constraints)
+
+
+class _PartOfSites(NamedTuple):
+    """Patterns as chains take them."""
+
+    masks: NDArray[np.uint64]  # (taxa, patterns)
+    weights: NDArray[np.float64]  # (patterns,)
+    conditioned: float  # see `TreeChains`
+
+
+def _parts_of_sites(subsets: Sequence[Alignment], models: Sequence[SubstitutionModel | None]) -> list[_PartOfSites]:
+    """Return the patterns of each subset, and after them those that its model excludes from the data."""
+    found = []
+    for subset, model in zip(subsets, models, strict=True):
+        found.append(_PartOfSites(subset.patterns.numpy().astype(np.uint64), subset.weights.numpy(), 0.0))
+        if isinstance(model, VariableSites):
+            left_out = model.left_out(subset.num_taxa)
+            found.append(_PartOfSites(left_out.patterns.astype(np.uint64), left_out.counts, float(subset.num_sites)))
+    return found
 
 
 #: Fewest rounds from which a reference is learnt.

@@ -36,7 +36,6 @@ from bayeskit.models.phylogenetics import (
     Topologies,
     Tree,
     TreeSample,
-    VariableSites,
     all_topologies,
     asdsf,
     jukes_cantor_distances,
@@ -618,12 +617,3 @@ def test_arviz(five):
     data = five.to_arviz()
     assert data.posterior["tree_length"].shape == (2, 2500)
     assert "lp" in data.sample_stats
-
-
-def test_variable_sites_are_refused_in_subsets_too():
-    rows = {"A": "0101", "B": "0011", "C": "1100", "D": "1010"}
-    alignment = Alignment.from_sequences(rows, data_type="standard")
-    partition = Partition(alignment.partitioned({"one": [0, 1], "two": [2, 3]}), VariableSites(Mk(2)))
-    for data, model in ((alignment, VariableSites(Mk(2))), (partition, None)):
-        with pytest.raises(SettingsError, match="constant sites that were left out"):
-            infer_topologies(data, substitution=model)

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.errors import SamplingWarning, SettingsError
+from bayeskit.errors import AlignmentError, SamplingWarning
 from bayeskit.inference.evidence import Budget
 from bayeskit.models.phylogenetics import (
     JC69,
@@ -53,9 +53,10 @@ def test_importance_sampling_and_prior_draws_agree(limit):
     assert found.log_evidence > average.comparison["Mk"].log_evidence + 1
 
 
-def test_the_search_refuses_what_it_cannot_do():
-    with pytest.raises(SettingsError, match="chains over topologies have no correction.*compare_topologies"):
-        infer_topologies(VARIABLE, **SETTINGS)
+def test_the_search_refuses_sites_that_cannot_be_in_the_data():
+    constant = Alignment.from_sequences({"a": "00", "b": "01", "c": "00", "d": "01"}, data_type="standard")
+    with pytest.raises(AlignmentError, match="Sites 1 .*data without constant sites"):
+        infer_topologies(constant, substitution=VariableSites(Mk(2)), progress=False)
 
 
 def test_a_fitted_posterior_is_stored(tmp_path):

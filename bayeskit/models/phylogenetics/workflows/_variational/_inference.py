@@ -193,7 +193,7 @@ def variational_inference(
     >>> posterior.log_evidence(1000).trusted
     True
     """
-    substitution = check_data(alignment, substitution, site_rates, corrected=True)
+    substitution = check_data(alignment, substitution, site_rates)
     num_steps = whole_number("num_steps", num_steps, 1)
     objective = _checked_settings(IWAE(10) if objective is None else objective)
     default_annealing = annealing is None
