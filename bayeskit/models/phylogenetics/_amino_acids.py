@@ -39,17 +39,21 @@ def _published() -> Mapping[str, _Published]:
             lower[place, :place] = torch.tensor([float(number) for number in row.split()], dtype=torch.float64)
         frequencies = torch.tensor([float(number) for number in last.split()], dtype=torch.float64)
         found[name] = _Published(lower + lower.mT, frequencies)
+    found["Poisson"] = _Published(1.0 - torch.eye(20, dtype=torch.float64), torch.full_like(frequencies, 0.05))
     return MappingProxyType(found)
 
 
 @dataclass(frozen=True, eq=False)
 class AminoAcidModel(ReversibleModel):
-    """Amino-acid replacement with published exchangeabilities: LG, WAG or JTT.
+    """Amino-acid replacement with published exchangeabilities, such as LG, WAG, JTT or mtREV.
 
     Parameters
     ----------
-    matrix : {"LG", "WAG", "JTT"}, default "LG"
-        Exchangeabilities of Le and Gascuel (2008), Whelan and Goldman (2001) or Jones et al. (1992).
+    matrix : str, default "LG"
+        Of proteins in general: "LG" (Le and Gascuel, 2008), "WAG" (Whelan and Goldman, 2001), "JTT" (Jones et al.,
+        1992), "Dayhoff" (1978), and "JTTDCMut" and "DCMut", the last two recomputed from their data by Kosiol and
+        Goldman (2005). Of proteins of mitochondria: "mtREV" (Adachi and Hasegawa, 1996; vertebrates) and "mtMAM" (Yang
+        et al., 1998; mammals). Of chloroplasts: "cpREV" (Adachi et al., 2000). "Poisson": all are equal.
     amino_acid_frequencies : "own", sequence of float, Tensor or TorchDistribution, optional
         Stationary frequencies, shape `(*batch, 20)`, above 0, scaled to sum to one, in the order of `PROTEIN.states`;
         or their prior, by None Dirichlet(1, ..., 1). By default those published with the matrix;
@@ -74,6 +78,21 @@ class AminoAcidModel(ReversibleModel):
 
     D. T. Jones, W. R. Taylor and J. M. Thornton (1992), The rapid generation of mutation data matrices from protein
     sequences, Computer Applications in the Biosciences 8, 275-282.
+
+    M. O. Dayhoff, R. M. Schwartz and B. C. Orcutt (1978), A model of evolutionary change in proteins, Atlas of Protein
+    Sequence and Structure 5, 345-352.
+
+    C. Kosiol and N. Goldman (2005), Different versions of the Dayhoff rate matrix, Molecular Biology and Evolution 22,
+    193-199.
+
+    J. Adachi and M. Hasegawa (1996), Model of amino acid substitution in proteins encoded by mitochondrial DNA, Journal
+    of Molecular Evolution 42, 459-468.
+
+    Z. Yang, R. Nielsen and M. Hasegawa (1998), Models of amino acid substitution and applications to mitochondrial
+    protein evolution, Molecular Biology and Evolution 15, 1600-1611.
+
+    J. Adachi, P. J. Waddell, W. Martin and M. Hasegawa (2000), Plastid genome phylogeny and a model of amino acid
+    substitution for proteins encoded by chloroplast DNA, Journal of Molecular Evolution 50, 348-358.
 
     Examples
     --------

@@ -12,6 +12,12 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics._alignments import Alignment
+from bayeskit.models.phylogenetics._mixture_models import (
+    MixtureModel,
+    check_mixture,
+    classes_at_rates,
+    pair_matrices,
+)
 from bayeskit.models.phylogenetics._pruning._evaluation import log_likelihood, planned_groups
 from bayeskit.models.phylogenetics._pruning._plan import SubPatterns
 from bayeskit.models.phylogenetics._site_rates import SiteRates
@@ -50,7 +56,8 @@ class ForestLikelihood:
     Raises
     ------
     SettingsError
-        If `dtype` is neither float64 nor float32, or the substitution model is for another type of data.
+        If `dtype` is neither float64 nor float32, or the substitution model is for another type of data, or names
+        branches of one tree.
     AlignmentError
         If the substitution model is one of `VariableSites`, and a site may be constant.
 
@@ -95,7 +102,13 @@ class ForestLikelihood:
         self.alignment = alignment
         self.substitution = JC69() if substitution is None else substitution
         check_data_type(alignment, self.substitution)
+        check_mixture(self.substitution)
         check_variable_sites(alignment, self.substitution, site_rates)
+        if isinstance(self.substitution, MixtureModel) and self.substitution.is_branch_specific:
+            raise SettingsError(
+                f"{type(self.substitution).__name__} names branches of one tree, so that it has no likelihood on many "
+                "topologies. Remedy: use TreeModel."
+            )
         self.site_rates = site_rates
         self.dtype, self.device = dtype, torch.device(device)
         # Created once: priors check their parameters, which tracing does not allow.
@@ -173,6 +186,11 @@ class ForestLikelihood:
         site_rates = None if self.site_rates is None else self.site_rates.with_parameters(values)
         batch = _common_batch(lengths, substitution, site_rates)
         lengths = lengths.expand(*batch, lengths.shape[-1])
+        if isinstance(substitution, MixtureModel):
+            categories = None if site_rates is None else site_rates.categories(lengths)
+            scaled, frequencies, weights = classes_at_rates(substitution, lengths, categories)
+            inputs = pair_matrices(substitution, scaled)
+            return [inputs.movedim(0, len(batch)), frequencies.movedim(0, len(batch)), weights]
         frequencies = substitution.frequencies(lengths).expand(*batch, substitution.num_states)
         if site_rates is None:
             return [lengths if substitution.is_uniform else substitution.transition_matrices(lengths), frequencies]

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Literal
 
 from bayeskit.errors import SettingsError
 from bayeskit.extend import unknown_name
-from bayeskit.models._substitution_names import AMINO_ACID_MATRICES, KNOWN_NAMES, MODEL_NAMES, SIX_RATES, SYNONYMS
+from bayeskit.models._substitution_names import (
+    AMINO_ACID_MATRICES,
+    CODON_MODELS,
+    KNOWN_NAMES,
+    MODEL_NAMES,
+    PROFILES,
+    SIX_RATES,
+    SYNONYMS,
+)
 from bayeskit.models.phylogenetics._alignments import Alignment
 from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
-from bayeskit.models.phylogenetics._codon_models import GY94, codon_frequencies
+from bayeskit.models.phylogenetics._codon_mixtures import M3, M1a, M2a
+from bayeskit.models.phylogenetics._codon_models import GY94, MG94, codon_frequencies, place_frequencies
+from bayeskit.models.phylogenetics._mixture_models import ProfileMixture, check_mixture
 from bayeskit.models.phylogenetics._site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics._substitution import (
     GTR,
@@ -28,10 +39,10 @@ from bayeskit.models.phylogenetics._substitution import (
 )
 from bayeskit.models.phylogenetics._variable_sites import check_variable_sites
 
-#: The models by the names of their classes, for files of fitted posteriors.
+#: The models with one process for all sites, by the names of their classes, for files of fitted posteriors.
 SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
     model.__name__: model
-    for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, Mk, VariableSites)
+    for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, MG94, Mk, VariableSites)
 }
 
 _CLASSES: dict[str, Callable[[Given], SubstitutionModel]] = {
@@ -52,12 +63,15 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     text : str
         A model: JC69, F81, K80, HKY85, TN93, TNe, K81, K81u, TPM2, TPM2u, TPM3, TPM3u, TIM, TIMe, TIM2, TIM2e, TIM3,
         TIM3e, TVM, TVMe, SYM, GTR, or six digits for a `GTRSubmodel`, whose exchangeabilities have the same prior
-        whatever the digits (HKY85 and TN93 have one of their ratios, kappa); LG, WAG, JTT; GY94; Mk.
+        whatever the digits (HKY85 and TN93 have one of their ratios, kappa); LG, WAG, JTT, JTTDCMut, Dayhoff, DCMut,
+        mtREV, mtMAM, cpREV, Poisson; C10, C20, C30, C40, C50, C60, the profiles of a `ProfileMixture`, alone with equal
+        exchangeabilities or after those of a matrix, as in LG+C20; GY94 (M0), MG94, M1a, M2a, M3 (M3K3; M3K2 to M3K5
+        say how many classes); Mk.
         Then, in any order, frequencies: `+F` those of the alignment, `+FO` free, `+FQ` equal, `+F1x4` and `+F3x4` for
         codons; rates of sites: `+I` some invariant, `+G` or `+G4` Gamma-distributed in so many categories, `+R` or
         `+R4` free rates; and `+ASC` for data without constant sites (`VariableSites`; Mkv is Mk+ASC). Without such a
-        suffix, base frequencies are free or, by the model, equal, those of amino acids are the published ones, and
-        those of codons equal.
+        suffix, base frequencies are free or, by the model, equal, those of amino acids are the published ones, those of
+        codons equal, and all sites have one rate (the C20 of IQ-TREE is C20+G4).
     alignment : Alignment, optional
         Needed for `+F`, `+F1x4`, `+F3x4` and Mk, which has as many states as the alignment. If given, its type of data
         must be that of the model.
@@ -89,17 +103,34 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     name = "Mk" if name.lower() == "mkv" else name
     suffixes = [suffix for suffix in suffixes if suffix != "ASC"]
     frequencies = [suffix for suffix in suffixes if suffix.startswith("F")]
-    site_rates = _site_rates([suffix for suffix in suffixes if suffix not in frequencies], text)
+    profiles = [suffix for suffix in suffixes if suffix in PROFILES]
+    site_rates = _site_rates([suffix for suffix in suffixes if suffix not in frequencies + profiles], text)
     if corrected and isinstance(site_rates, InvariantSites):
         raise SettingsError(f"{text!r}: +I and +ASC exclude each other. Remedy: leave one of them out.")
     if len(frequencies) > 1:
         raise SettingsError(f"{text!r} names frequencies twice. {_REMEDY}.")
-    substitution = _substitution(name, "".join(frequencies), alignment, text)
+    substitution: SubstitutionModel
+    if profiles:
+        substitution = _profile_mixture(name, profiles, frequencies, text)
+    else:
+        substitution = _substitution(name, "".join(frequencies), alignment, text)
     substitution = VariableSites(substitution) if corrected else substitution
+    check_mixture(substitution)
     if alignment is not None:
         check_data_type(alignment, substitution)
         check_variable_sites(alignment, substitution, site_rates)
     return substitution, site_rates
+
+
+def _profile_mixture(name: str, profiles: list[str], frequencies: list[str], text: str) -> ProfileMixture:
+    """Return the mixture that a matrix and profiles such as C20 name."""
+    matrix = {spelling.lower(): spelling for spelling in AMINO_ACID_MATRICES}.get(name.lower())
+    if matrix is None or len(profiles) > 1 or frequencies:
+        raise SettingsError(
+            f"{text!r}: profiles such as +{profiles[0]} follow a matrix of amino acids, without other frequencies. "
+            f"{_REMEDY}."
+        )
+    return ProfileMixture(profiles[0], matrix)
 
 
 def _site_rates(suffixes: list[str], text: str) -> SiteRates | None:
@@ -126,24 +157,46 @@ def _substitution(name: str, suffix: str, alignment: Alignment | None, text: str
         name = SYNONYMS.get(known[name.lower()], known[name.lower()])
     elif not re.fullmatch("[0-9]{6}", name):
         raise unknown_name("substitution model", name, MODEL_NAMES)
-    fitting = {"Mk": ("", "FQ"), "GY94": ("", "F", "FO", "FQ", "F1X4", "F3X4")}.get(name, ("", "F", "FO", "FQ"))
+    fitting: tuple[str, ...] = ("", "F", "FO", "FQ")
+    if name in CODON_MODELS:  # the frequencies of MG94 are those of bases
+        fitting = (*(() if name == "MG94" else ("F",)), "", "FO", "FQ", "F1X4", "F3X4")
+    if name in PROFILES or name == "Mk":
+        fitting = ("",) if name in PROFILES else ("", "FQ")
     if suffix not in fitting:
         raise SettingsError(f"{text!r}: +{suffix} does not fit {name}. {_REMEDY}.")
     if alignment is None and (name == "Mk" or suffix in ("F", "F1X4", "F3X4")):
         raise SettingsError(f"{text!r} depends on the alignment. Remedy: give parse_substitution the alignment, too.")
     if name == "Mk":
         return Mk(alignment.data_type.num_states if alignment and alignment.data_type.name == "standard" else 2)
-    given: Given = None
+    if name in PROFILES:
+        return ProfileMixture(name)
+    if name in CODON_MODELS:
+        return _of_codons(name, suffix, alignment)
+    given = empirical_frequencies(alignment) if alignment is not None and suffix == "F" else None
+    if name in AMINO_ACID_MATRICES:
+        return AminoAcidModel(name, "own" if not suffix else [0.05] * 20 if suffix == "FQ" else given)
+    return _of_bases(name, suffix, given)
+
+
+def _of_codons(name: str, suffix: str, alignment: Alignment | None) -> SubstitutionModel:
+    """Return a codon model, for the genetic code of the alignment."""
+    code = (alignment.data_type.genetic_code if alignment is not None else "") or "standard"
+    method: Literal["F1x4", "F3x4"] = "F1x4" if suffix == "F1X4" else "F3x4"
+    if name == "MG94":
+        bases: Given = None if suffix == "FO" else [0.25] * 4
+        if alignment is not None and suffix in ("F1X4", "F3X4"):
+            bases = place_frequencies(alignment, method).flatten()
+        return MG94(base_frequencies=bases, genetic_code=code)
+    given: Given | str = None if suffix == "FO" else "equal"
     if alignment is not None and suffix == "F":
         given = empirical_frequencies(alignment)
     elif alignment is not None and suffix in ("F1X4", "F3X4"):
-        given = codon_frequencies(alignment, "F1x4" if suffix == "F1X4" else "F3x4")
-    if name in AMINO_ACID_MATRICES:
-        return AminoAcidModel(name, "own" if not suffix else [0.05] * 20 if suffix == "FQ" else given)
+        given = codon_frequencies(alignment, method)
+    if name.startswith("M3K"):
+        return M3(classes=int(name.removeprefix("M3K")), codon_frequencies=given, genetic_code=code)
     if name == "GY94":
-        code = alignment.data_type.genetic_code if alignment is not None else ""
-        return GY94(codon_frequencies="equal" if suffix in ("", "FQ") else given, genetic_code=code or "standard")
-    return _of_bases(name, suffix, given)
+        return GY94(codon_frequencies=given, genetic_code=code)
+    return (M1a if name == "M1a" else M2a)(codon_frequencies=given, genetic_code=code)
 
 
 def _of_bases(name: str, suffix: str, given: Given) -> SubstitutionModel:

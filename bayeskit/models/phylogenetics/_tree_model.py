@@ -16,6 +16,12 @@ from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics._alignments import Alignment
 from bayeskit.models.phylogenetics._branch_derivatives import BranchDerivatives, Sites, branch_derivatives
 from bayeskit.models.phylogenetics._branch_length_priors import check_branch_length_prior, in_double_precision
+from bayeskit.models.phylogenetics._mixture_models import (
+    MixtureModel,
+    check_mixture,
+    classes_at_rates,
+    pair_matrices,
+)
 from bayeskit.models.phylogenetics._pruning._evaluation import Passes, log_likelihood
 from bayeskit.models.phylogenetics._pruning._native import CompiledPasses, can_run
 from bayeskit.models.phylogenetics._pruning._passes import TensorPasses
@@ -116,6 +122,7 @@ class TreeModel:
         self.tree = tree
         self.substitution = JC69() if substitution is None else substitution
         check_data_type(alignment, self.substitution)
+        check_mixture(self.substitution)
         check_variable_sites(alignment, self.substitution, site_rates)
         self.site_rates = site_rates
         self.dtype = dtype
@@ -135,6 +142,8 @@ class TreeModel:
         row = {taxon: position for position, taxon in enumerate(alignment.taxa)}
         patterns = alignment.patterns[[row[taxon] for taxon in tree.taxa]]
         topology, order = Topologies.from_edges(*edges_of_trees([tree]), rooted=False)
+        if isinstance(self.substitution, MixtureModel):
+            self.substitution = self.substitution.on_tree(tree, order[0].tolist())
         weights = alignment.weights.numpy()
         uniform, num_states = self.substitution.is_uniform, self.substitution.num_states
         sub_patterns = SubPatterns(tree.taxa, patterns.numpy(), weights, uniform, num_bytes=0, num_states=num_states)
@@ -214,12 +223,13 @@ class TreeModel:
         torch.Size([2])
         """
         state = self._state(branch_lengths, parameters)
-        inputs, categories, rates = self._inputs(state), state.categories, []
+        inputs, frequencies, categories, rates = self._inputs(state), state.frequencies, state.categories, []
+        dim = state.lengths.dim() - (1 if categories is None else 2)  # of topologies: one
         if categories is not None:
-            inputs = inputs.movedim(0, state.frequencies.dim() - 1)
+            inputs = inputs.movedim(0, dim)
+            frequencies = frequencies.movedim(0, dim) if frequencies.dim() > dim + 1 else frequencies
             rates = [categories.weights] if categories.invariant is None else [categories.weights, categories.invariant]
-        dim = state.frequencies.dim() - 1  # of topologies: one
-        tensors = [tensor.unsqueeze(dim) for tensor in (inputs, state.frequencies, *rates)]
+        tensors = [tensor.unsqueeze(dim) for tensor in (inputs, frequencies, *rates)]
         value = log_likelihood(self._groups, *tensors)[..., 0]
         if isinstance(self.substitution, VariableSites):
             value = value - self.alignment.num_sites * self._log_observable(self.substitution, tensors)
@@ -259,7 +269,8 @@ class TreeModel:
         """
         state = self._state(branch_lengths, parameters)
         # Tensor operations are differentiable any number of times.
-        inputs, batch = self._inputs(state), state.lengths.shape[:-1]
+        inputs = self._inputs(state)
+        batch = inputs.shape[: -1 if self.substitution.is_uniform else -3]
         inputs = inputs.reshape(batch.numel(), 1, *inputs.shape[len(batch) :])
         frequencies = state.frequencies.expand(*batch, -1).reshape(batch.numel(), 1, self.substitution.num_states)
         rows = [self._passes(False, place).row_values(inputs, frequencies)[:, 0] for place in range(len(self._plans))]
@@ -320,7 +331,8 @@ class TreeModel:
         ShapeError
             If the last dimension is not the number of edges, or a parameter has another shape.
         SettingsError
-            If a parameter is missing or is not in `priors`, or the substitution model is one of `VariableSites`.
+            If a parameter is missing or is not in `priors`, or the substitution model is one of `VariableSites`, or has
+            classes of sites (`MixtureModel`).
 
         Examples
         --------
@@ -333,6 +345,11 @@ class TreeModel:
             raise SettingsError(
                 "branch_derivatives has no correction for constant sites that were left out (VariableSites). Remedy: "
                 "differentiate pattern_log_likelihoods, with torch.func.hessian."
+            )
+        if isinstance(self.substitution, MixtureModel):
+            raise SettingsError(
+                f"branch_derivatives has one rate matrix for all sites, but {type(self.substitution).__name__} has one "
+                "for each class of sites. Remedy: differentiate pattern_log_likelihoods, with torch.func.hessian."
             )
         state = self._state(branch_lengths, parameters)
         lengths, categories = state.lengths, state.categories
@@ -360,6 +377,8 @@ class TreeModel:
     def _inputs(self, state: _State) -> Tensor:
         """Return the inputs of the passes: lengths, or matrices, in the order of the topology's edges."""
         lengths = state.lengths[..., self._edges]
+        if isinstance(state.substitution, MixtureModel):
+            return pair_matrices(state.substitution, lengths)
         return lengths if state.substitution.is_uniform else state.substitution.transition_matrices(lengths)
 
     def _state(self, branch_lengths: Tensor, parameters: Mapping[str, Tensor]) -> _State:
@@ -393,6 +412,10 @@ class TreeModel:
                 "Remedy: give all parameters the same batch dimensions as branch_lengths, or none."
             ) from error
         lengths = lengths.expand(*batch, edges)
+        if isinstance(substitution, MixtureModel):
+            categories = None if site_rates is None else site_rates.categories(lengths)
+            lengths, frequencies, weights = classes_at_rates(substitution, lengths, categories)
+            return _State(substitution, lengths, frequencies, Categories(torch.ones_like(weights), weights))
         frequencies = substitution.frequencies(lengths).expand(*batch, substitution.num_states)
         if site_rates is None:
             return _State(substitution, lengths, frequencies, None)
@@ -436,6 +459,6 @@ class _State(NamedTuple):
     """A model at given branch lengths and parameters."""
 
     substitution: SubstitutionModel  # with values for all parameters
-    lengths: Tensor  # (*batch, edges); with site rates those of each category, (categories, *batch, edges)
-    frequencies: Tensor  # (*batch, states)
-    categories: Categories | None  # batched as (*batch); None for one rate
+    lengths: Tensor  # (*batch, edges); with site rates or classes those of each rate, (rates, *batch, edges)
+    frequencies: Tensor  # (*batch, states); with classes of sites those of pairs of rate and class, (pairs, ...)
+    categories: Categories | None  # batched as (*batch); None for one rate; with classes, the pairs

@@ -23,6 +23,9 @@ from bayeskit.models.phylogenetics import (
     empirical_frequencies,
     parse_substitution,
 )
+from bayeskit.models.phylogenetics._codon_mixtures import M3, M1a, M2a
+from bayeskit.models.phylogenetics._codon_models import MG94
+from bayeskit.models.phylogenetics._mixture_models import ProfileMixture
 
 BASES = Alignment.from_sequences({"A": "ACGTAC", "B": "ACGTTT"})
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -47,7 +50,18 @@ LIKE = torch.zeros((), dtype=torch.float64)
         ("000000+FQ", JC69, []),
         ("LG", AminoAcidModel, []),
         ("LG+FO", AminoAcidModel, ["amino_acid_frequencies"]),
+        ("mtrev", AminoAcidModel, []),
+        ("DAYHOFF+FO", AminoAcidModel, ["amino_acid_frequencies"]),
+        ("C20", ProfileMixture, []),
+        ("LG+c60", ProfileMixture, []),
         ("GY", GY94, ["kappa", "omega"]),
+        ("M0+FO", GY94, ["codon_frequencies", "kappa", "omega"]),
+        ("MG94", MG94, ["kappa", "omega"]),
+        ("MG+FO", MG94, ["base_frequencies", "kappa", "omega"]),
+        ("m1a", M1a, ["class_weights", "kappa", "omega"]),
+        ("M2a", M2a, ["class_weights", "kappa", "omega", "omega_excess"]),
+        ("M3", M3, ["class_weights", "kappa", "omega_increments"]),
+        ("M3K4+FO", M3, ["class_weights", "codon_frequencies", "kappa", "omega_increments"]),
     ],
 )
 def test_names(text, kind, free):
@@ -84,6 +98,20 @@ def test_there_are_203_submodels():
     assert [sum(len(set(code)) == k for code in codes) for k in range(1, 7)] == [1, 31, 90, 65, 15, 1]
 
 
+def test_profiles_and_codons():
+    model, rates = parse_substitution("WAG+C30+I+G4")
+    assert (model.profiles, model.matrix, model.num_classes) == ("C30", "WAG", 30)
+    assert isinstance(rates, InvariantSites)
+    assert parse_substitution("C10")[0].matrix == "Poisson" and parse_substitution("M3K5")[0].classes == 5
+    codons = Alignment.from_sequences({"A": "ATGCCACGT", "B": "ATGCGTAAC"}, data_type="codon")
+    model = parse_substitution("MG94+F1x4", codons)[0]
+    counts = torch.tensor([5.0, 5.0, 4.0, 4.0], dtype=torch.float64)  # of A, C, G and T
+    torch.testing.assert_close(model.base_frequencies.unflatten(0, (3, 4)), (counts / 18.0).expand(3, 4))
+    torch.testing.assert_close(
+        parse_substitution("M2a+F1x4", codons)[0].codon_frequencies, model.frequencies(LIKE), rtol=1e-13, atol=0
+    )
+
+
 def test_suffixes():
     model, rates = parse_substitution("HKY85+F+I+G", BASES)
     assert torch.equal(model.base_frequencies, empirical_frequencies(BASES))
@@ -105,6 +133,15 @@ def test_every_known_name_is_read_in_any_case(name):
     ("text", "alignment", "error", "message"),
     [
         ("GTS", None, UnknownNameError, "'GTS'; did you mean 'GTR'"),
+        ("mtRAV", None, UnknownNameError, "'mtRAV'; did you mean 'mtREV'"),
+        ("M3K1", None, UnknownNameError, "'M3K1'; did you mean 'M3K"),
+        ("GTR+C20", None, SettingsError, r"profiles such as \+C20 follow a matrix of amino acids"),
+        ("LG+C20+C10", None, SettingsError, r"profiles such as \+C20 follow a matrix of amino acids"),
+        ("LG+C20+F", None, SettingsError, r"profiles such as \+C20 follow .* without other frequencies"),
+        ("C20+FO", None, SettingsError, r"\+FO does not fit C20"),
+        ("C20+ASC", None, SettingsError, "no correction for ProfileMixture, whose sites belong to classes"),
+        ("MG94+F", None, SettingsError, r"\+F does not fit MG94"),
+        ("M2a+F3x4", None, SettingsError, "depends on the alignment"),
         ("GTR+H", None, SettingsError, r"\+H is unknown"),
         ("GTR+G4+R2", None, SettingsError, "rates of sites twice"),
         ("GTR+G0", None, SettingsError, r"\+G0 is unknown"),

@@ -27,8 +27,8 @@ Groups = Callable[[], Generator[tuple[slice, Passes]]]
 def log_likelihood(groups: Groups, inputs: Tensor, frequencies: Tensor, *rates: Tensor) -> Tensor:
     """Return log-likelihoods `(*sample, topologies)`, differentiable once by all tensors."""
     # `inputs` are branch lengths (*sample, topologies, edges) or matrices (*sample, topologies, edges, n, n); with site
-    # rates, those at each rate, a dimension after that of topologies. `frequencies` are (*sample, topologies, n), and
-    # `rates` the fields of `Rates`, (*sample, topologies, ...).
+    # rates, those at each rate, a dimension after that of topologies. `frequencies` are (*sample, topologies, n), or
+    # those at each rate (then without invariant sites), and `rates` the fields of `Rates`, (*sample, topologies, ...).
     tensors = (inputs, frequencies, *rates)
     at_once = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     values: Tensor = _LogLikelihood.apply(groups, at_once, *tensors)[0]
@@ -61,8 +61,8 @@ def _is_recorded() -> bool:
 
 def _evaluate(groups: Groups, slopes: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return values and, on request, gradients by all tensors."""
-    inputs, frequencies = tensors[:2]
-    *sample, count, _ = frequencies.shape
+    inputs, frequencies, *rates = tensors
+    *sample, count, _ = rates[0].shape if rates else frequencies.shape
     if frequencies.numel() == 0:
         empty = inputs.new_zeros((*sample, count))
         return (empty, *(torch.zeros_like(tensor) for tensor in tensors)) if slopes else (empty,)
@@ -97,13 +97,15 @@ def _evaluate_rates(
     number = inputs.shape[2]
     # Vectors at each rate are treated as separate vectors.
     by_rate = inputs.movedim(2, 0).flatten(0, 1)
-    repeated = frequencies.expand(number, *frequencies.shape).flatten(0, 1)
+    alike = frequencies.dim() == 3
+    repeated = (frequencies.expand(number, *frequencies.shape) if alike else frequencies.movedim(2, 0)).flatten(0, 1)
     logs = passes.row_values(by_rate, repeated).unflatten(0, (number, -1))
     mixed = mix_rows(logs, Rates(*rates), frequencies, passes.counts, passes.constant, slopes)
     if mixed.by_row is None:
         return (mixed.values,)
     by_input, by_frequency = passes.row_slopes(by_rate, repeated, mixed.by_row.flatten(0, 1))
-    by_frequency = by_frequency.unflatten(0, (number, -1)).sum(0)
+    by_frequency = by_frequency.unflatten(0, (number, -1))
+    by_frequency = by_frequency.sum(0) if alike else by_frequency.movedim(0, 2)
     if mixed.by_frequency is not None:
         by_frequency = by_frequency + mixed.by_frequency
     return mixed.values, by_input.unflatten(0, (number, -1)).movedim(0, 2), by_frequency, *mixed.by_rates
