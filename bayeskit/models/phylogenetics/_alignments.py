@@ -44,8 +44,8 @@ _SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\w+\s*\([^()]*\)|\S+))?")
 _MIXED = re.compile(r"mixed\s*\((.*)\)", re.IGNORECASE | re.DOTALL)
 #: Values of options that are not set.
 _OFF = ("no", "n", "false")
-#: Types of characters in TYPESET and CTYPE that restrict their changes.
-_RESTRICTED = re.compile(r"\b(?:ord|ordered|irrev|irreversible|dollo)[\w.]*\s*:", re.IGNORECASE)
+#: A type of characters in TYPESET and CTYPE that restricts their changes.
+_RESTRICTED = re.compile(r"(?<![\w.])(?!unord)[^\s:,=]+\s*:", re.IGNORECASE)
 _EQUATION = re.compile(r"(\S)\s*=\s*(?:[{(]([^{}()]*)[})]|(\S))\s*")
 _SUFFIXES = {
     **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".ffn"), "fasta"),
@@ -103,6 +103,8 @@ class _Matrix:
     title: str = ""
     line: int | None = None
     sites: NDArray[np.int64] | None = None  # columns of a mixed matrix, counted from 0; None for all
+    block: int = 0  # number of its block among those with a matrix
+    block_title: str = ""
 
     @property
     def described(self) -> str:
@@ -131,9 +133,15 @@ def _read_records(
 
 
 def _read_file(
-    path: str | os.PathLike[str], format: str | None = None, blocks_read: Collection[str] = ()
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    blocks_read: Collection[str] = (),
+    types_read: bool = False,
 ) -> list[_Matrix]:
-    """Return the matrices of an alignment file: one, or those of the blocks of a NEXUS file."""
+    """Return the matrices of an alignment file: one, or those of the blocks of a NEXUS file.
+
+    There is no warning about commands in `blocks_read` or, with `types_read`, about TYPESET and CTYPE.
+    """
     source = path_name(path, _ALIGNMENT_FILE, AlignmentError)
     if format is not None and (not isinstance(format, str) or format.lower() not in _FORMATS):
         known = ", ".join(map(repr, _FORMATS[:-1]))
@@ -141,7 +149,7 @@ def _read_file(
     text = read_text(path, _ALIGNMENT_FILE, AlignmentError)
     kind = format.lower() if format else _guess(text, source)
     if kind == "nexus":
-        return _read_nexus(text, source, blocks_read)
+        return _read_nexus(text, source, blocks_read, types_read)
     readers = {"fasta": _read_fasta, "phylip": _read_phylip, "clustal": _read_clustal, "stockholm": _read_stockholm}
     return [_Matrix(readers[kind](text, source))]
 
@@ -469,13 +477,13 @@ def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_R
     return likely[0]
 
 
-def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> list[_Matrix]:
+def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read: bool) -> list[_Matrix]:
     settings: dict[str, str] = {}
     found: list[_Matrix] = []
     sets: list[tuple[str, str]] = []
     taxa: list[str] = []
     has_trees = False
-    title = ""
+    title, number_of_blocks = "", 0
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
         where = f"{source}, line {line}"
         if block not in blocks_read and _leaves_out(block, head, rest):
@@ -484,10 +492,10 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> list[_M
                 "Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
                 ConversionWarning,
             )
-        if block not in blocks_read and head in ("typeset", "ctype") and _RESTRICTED.search(rest):
+        if not types_read and gives_types(block, head, rest) and _RESTRICTED.search(rest.partition("=")[2] or rest):
             warn_user(
-                f"{where}: the command {head.upper()} is not read; all characters are unordered. Remedy: take the "
-                "ordered ones out by select_sites and give them the model OrderedMk in a Partition.",
+                f"{where}: the command {head.upper()} is not read; all characters are unordered. Remedy: to have "
+                "ordered characters, read the file by Partition.from_file.",
                 ConversionWarning,
             )
         has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
@@ -513,8 +521,10 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> list[_M
             records = _nexus_matrix(rest, source, line, settings, taxa)
             parts = _mixed_parts(records, settings) or [_Matrix(records, *_declared_type(settings, where))]
             for part in parts:
-                part.line, part.title = line, title if len(parts) == 1 else ""
+                part.line, part.title = line, title if part.sites is None else ""
+                part.block, part.block_title = number_of_blocks, title
             found += parts
+            number_of_blocks += 1
             settings, title = {}, ""
     if not found:
         problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add this block."
@@ -541,6 +551,19 @@ def _name_parts(parts: list[_Matrix], sets: list[tuple[str, str]]) -> None:
     for part in parts:
         same = [name for name, sites in known.items() if np.array_equal(sites, columns[id(part)])]
         part.title = same[0] if same else ""
+
+
+def gives_types(block: str, head: str, rest: str) -> bool:
+    """Whether a command says which characters are ordered: CTYPE, or an active TYPESET, which has a star.
+
+    Examples
+    --------
+    >>> gives_types("assumptions", "typeset", "* mine = ord: 1-3"), gives_types("assumptions", "typeset", "a = ord: 1")
+    (True, False)
+    """
+    if head == "typeset":
+        return rest.lstrip().startswith("*")
+    return head == "ctype" and block in ("paup", "mrbayes")
 
 
 def _leaves_out(block: str, head: str, rest: str) -> bool:
@@ -1181,12 +1204,18 @@ def read_matrices(path: str | os.PathLike[str]) -> dict[str, Alignment]:
     >>> {name: matrix.num_sites for name, matrix in read_matrices(path).items()}
     {'DNA': 4, 'standard': 2}
     """
-    matrices = _read_file(path)
+    return named_alignments(path, _read_file(path))
+
+
+def named_alignments(
+    path: str | os.PathLike[str], matrices: Sequence[_Matrix], data_type: DataType | str | None = None
+) -> dict[str, Alignment]:
+    """Return the alignment of each matrix of a file by its name, with the taxa in the order of the first."""
     found: dict[str, Alignment] = {}
     taxa: tuple[str, ...] = ()
     for matrix in matrices:
         source = os.fspath(path) if len(matrices) == 1 else f"{os.fspath(path)}, {matrix.described}"
-        alignment = Alignment._from_records(matrix.records, source, None, matrix.kind)
+        alignment = Alignment._from_records(matrix.records, source, data_type, matrix.kind)
         taxa = taxa or alignment.taxa
         odd = sorted(set(taxa) ^ set(alignment.taxa))
         if odd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -213,6 +214,80 @@ class Partition:
             raise AlignmentError(f"No character can be in data of coding={coding!r}. Remedy: use coding='all'.")
         shared = [] if site_rates is None else list(site_rates.priors(torch.empty(0, dtype=torch.float64)))
         return cls(subsets, models, site_rates, linked=shared)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        models: Mapping[str, SubstitutionModel | str] | SubstitutionModel | str | None = None,
+        site_rates: Mapping[str, SiteRates] | SiteRates | None = None,
+        coding: Mapping[str, str] | str | None = None,
+        subsets: Mapping[str, Sequence[int] | NDArray[np.integer[Any]]] | str | os.PathLike[str] | None = None,
+    ) -> Partition:
+        r"""Read the data of a file, of one type or several, with the usual model of each type.
+
+        Bases have JC69, amino acids LG, restriction sites `Binary`, and morphological characters Mk with the states
+        that each character shows, in subsets as those of `of_characters`. Characters are ordered where an active
+        TYPESET, OPTIONS DEFTYPE, or CTYPE of a MRBAYES or PAUP block says so. The usual coding of characters is
+        "variable" if none of them may be constant, and that of restriction sites "noabsence" if none of them may be
+        absent in all taxa; else it is "all": so none is left out. Settings of a MrBayes block are not used; see
+        `MrBayesBlock`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A file that `read_matrices` reads.
+        models : mapping of str to SubstitutionModel or str, optional
+            Models by type ("DNA", "protein", "standard", "restriction"), or by name as in `read_matrices`, which goes
+            first; or one, for a file with data of one type. Texts are those of `parse_substitution`, such as "GTR+G4";
+            "Mk" and "Mkv" mean the states that each character shows, with coding "all" and "variable"; "Binary" is for
+            restriction sites. An object is the model of all characters, ordered or not.
+        site_rates : mapping of str to SiteRates, or SiteRates, optional
+            By type or name, or for all; characters of one matrix share its parameters, others do not.
+        coding : mapping of str to str, or str, optional
+            Coding of standard and restriction data, as in `of_characters`, by type or name, or for both.
+        subsets : mapping of str to sequence of int, or path, optional
+            Divides the sites further, as in `Alignment.partitioned`, each subset of one type; the sites are counted
+            through all matrices of the file. `models` and the others are then by type or by subset.
+
+        Returns
+        -------
+        Partition
+
+        Raises
+        ------
+        AlignmentError
+            If the file is missing or malformed, characters are of a type such as irreversible or a step matrix, a
+            subset has sites of two types, or no character can be in data of the coding.
+        SettingsError
+            If there are no such data, a coding is unknown, or a model is for another type of data.
+
+        Warns
+        -----
+        DataWarning
+            If characters are left out by `coding`; they are named, counted from 1.
+
+        References
+        ----------
+        P. O. Lewis (2001), A likelihood approach to estimating phylogeny from discrete morphological character data,
+        Systematic Biology 50, 913-925.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "mixed.nex"
+        >>> _ = path.write_text(
+        ...     "#NEXUS\nbegin data;\ndimensions ntax=3 nchar=7;\nformat datatype=mixed(DNA:1-4,standard:5-7);\n"
+        ...     "matrix\nA ACGT010\nB ACGA112\nC ACGA001\n;\nend;\nbegin mrbayes; ctype ordered: 7; end;\n"
+        ... )
+        >>> Partition.from_file(path, models={"DNA": "HKY85+G4"})
+        Partition(DNA: 4 sites, HKY85, GammaRates; states_2: 2 sites, VariableSites; ordered_3: 1 sites, VariableSites)
+        """
+        # That module needs partitions.
+        from bayeskit.models.phylogenetics._data_files import FileData
+
+        return FileData(path, models, site_rates, coding, subsets).partition
 
     def __repr__(self) -> str:
         parts = [

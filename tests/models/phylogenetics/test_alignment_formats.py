@@ -192,7 +192,7 @@ def test_ordered_characters_are_said_to_be_read_as_unordered(command, tmp_path):
     text = nexus("x 0123\ny 0000", "", 4, "standard", 2)
     path.write_text(f"{text}{command}\nend;\n")
     with pytest.warns(
-        ConversionWarning, match=r"data\.nex, line 1[01]: the command (TYPE|CTYPE).*unordered.*OrderedMk"
+        ConversionWarning, match=r"data\.nex, line 1[01]: the command (TYPE|CTYPE).*unordered.*Partition.from_file"
     ):
         Alignment.from_file(path)
     path.write_text(f"{text}begin assumptions; typeset * ord = unord: 1-4; end;\n")
