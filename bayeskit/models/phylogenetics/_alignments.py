@@ -492,7 +492,8 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read
                 "Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
                 ConversionWarning,
             )
-        if not types_read and gives_types(block, head, rest) and _RESTRICTED.search(rest.partition("=")[2] or rest):
+        unread = not types_read and block not in blocks_read and gives_types(block, head, rest)
+        if unread and _RESTRICTED.search(rest.partition("=")[2] or rest):
             warn_user(
                 f"{where}: the command {head.upper()} is not read; all characters are unordered. Remedy: to have "
                 "ordered characters, read the file by Partition.from_file.",
@@ -1158,12 +1159,6 @@ class Alignment:
     def num_patterns(self) -> int:
         """Number of distinct columns."""
         return len(self.weights)
-
-
-def read_alignment(path: str | os.PathLike[str], blocks_read: Collection[str] = ()) -> Alignment:
-    """Read a file as `Alignment.from_file` does, for a caller who reads the NEXUS blocks `blocks_read` as well."""
-    records, declared = _read_records(path, None, blocks_read)
-    return Alignment._from_records(records, os.fspath(path), None, declared)
 
 
 def read_matrices(path: str | os.PathLike[str]) -> dict[str, Alignment]:

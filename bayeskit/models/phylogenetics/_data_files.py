@@ -71,10 +71,13 @@ class FilePart:
 
 
 def read_parts(
-    path: str | os.PathLike[str], blocks_read: Collection[str] = (), data_type: DataType | str | None = None
+    path: str | os.PathLike[str], blocks_read: Collection[str] | None = None, data_type: DataType | str | None = None
 ) -> list[FilePart]:
-    """Return the matrices of a file, as `read_matrices`, with their types and columns."""
-    matrices = _read_file(path, None, blocks_read, types_read=True)
+    """Return the matrices of a file, as `read_matrices`, with their types and columns.
+
+    With `blocks_read`, the caller reads these blocks and no types of characters elsewhere.
+    """
+    matrices = _read_file(path, None, blocks_read or (), types_read=blocks_read is None)
     before: dict[int, int] = {}
     first = 0
     for block in sorted({matrix.block for matrix in matrices}):
@@ -118,21 +121,24 @@ def joined(parts: Sequence[FilePart], name: str) -> FilePart:
     return FilePart(name, parts[0].kind, alignment, columns[order], parts[0].block)
 
 
-def part_of(parts: Sequence[FilePart], columns: NDArray[np.int64], name: str, where: str) -> FilePart:
-    """Return columns of a file as one part; AlignmentError, which begins with `where`, if they are of two types."""
-    found = []
-    for part in parts:
-        places = np.flatnonzero(np.isin(part.columns, columns))
-        if len(places):
-            found.append(part.select(places))
-    kinds = list(dict.fromkeys(part.kind for part in found))
-    if len(kinds) > 1:
-        several = ", ".join(f"{part.kind} in {ranges(part.columns)}" for part in found)
+def type_of(parts: Sequence[FilePart], columns: NDArray[np.int64], name: str, where: str) -> str:
+    """Return the type of columns of a file; AlignmentError, which begins with `where`, if they are of two types."""
+    found = {part.kind: np.intersect1d(part.columns, columns) for part in parts}
+    found = {kind: sites for kind, sites in found.items() if len(sites)}
+    if len(found) > 1:
+        several = ", ".join(f"{kind} in {ranges(sites)}" for kind, sites in found.items())
         raise AlignmentError(
             f"{where}: the subset {name!r} has data of several types ({several}). Remedy: give each type a subset of "
             "its own."
         )
-    return joined(found, name)
+    return next(iter(found))
+
+
+def part_of(parts: Sequence[FilePart], columns: NDArray[np.int64], name: str, where: str) -> FilePart:
+    """Return columns of a file, of one type as `type_of` checks, as one part."""
+    kind = type_of(parts, columns, name, where)
+    chosen = [(part, np.flatnonzero(np.isin(part.columns, columns))) for part in parts if part.kind == kind]
+    return joined([part.select(places) for part, places in chosen if len(places)], name)
 
 
 # Types of characters.
@@ -240,7 +246,7 @@ def is_ordered(word: str, where: str) -> bool:
 # Subsets with models.
 
 
-def check_coding(part: FilePart, coding: str, source: str) -> FilePart:
+def check_coding(part: FilePart, coding: str, source: str, remedy: str = "use coding='all'") -> FilePart:
     """Leave out characters that cannot be in data of a coding, with a warning; AlignmentError if none is left."""
     out = np.arange(0) if coding == "all" else sites_left_out(part.alignment, coding)
     if not len(out):
@@ -248,7 +254,7 @@ def check_coding(part: FilePart, coding: str, source: str) -> FilePart:
     said = f"{source}: the characters {ranges(part.columns[out])} (counted from 1) of {part.name!r}"
     if len(out) == len(part.columns):
         raise AlignmentError(
-            f"{said} cannot be in data of coding={coding!r}, and there are no others. Remedy: use coding='all'."
+            f"{said} cannot be in data of coding={coding!r}, and there are no others. Remedy: {remedy}."
         )
     warn_user(f"{said} cannot be in data of coding={coding!r}, and are left out.", DataWarning)
     return part.select(np.setdiff1d(np.arange(len(part.columns)), out))

@@ -17,46 +17,66 @@ from torch.distributions.transforms import ExpTransform, SigmoidTransform
 
 from bayeskit.errors import AlignmentError, BayeskitError, ConversionWarning, TreeError
 from bayeskit.extend import warn_user
-from bayeskit.models.phylogenetics._alignments import Alignment, read_alignment
+from bayeskit.models.phylogenetics._alignments import Alignment
+from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
 from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics._data_files import (
+    CODED,
+    FilePart,
+    called,
+    characters,
+    check_coding,
+    counted,
+    is_ordered,
+    layers,
+    part_of,
+    read_parts,
+    type_of,
+    with_coding,
+)
 from bayeskit.models.phylogenetics._newick import nexus_commands, read_text, read_tree_texts, unquoted
 from bayeskit.models.phylogenetics._partitions import Partition, PartitionedTreeModel
 from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics._site_sets import check_partition, named_set, parse_numbers, ranges
-from bayeskit.models.phylogenetics._substitution import GTR, HKY85, JC69, K80, SubstitutionModel
+from bayeskit.models.phylogenetics._substitution import GTR, HKY85, JC69, K80, Binary, SubstitutionModel, VariableSites
 from bayeskit.models.phylogenetics._tree_model import TreeModel
 from bayeskit.models.phylogenetics._trees import Tree
 
 # Names and defaults are those that MrBayes 3.2.7a prints for `help`, `help lset`, `help prset` and `help link`; its
 # treatment of links, of one number in dirichlet(...) and of abbreviations was found by `showmodel`.
 
-_USED = "charset constraint delete exclude include link lset outgroup partition prset restore set taxset unlink"
+_USED = "charset constraint ctype delete exclude include link lset outgroup partition prset restore set taxset unlink"
 #: Commands of a run or of its summary, which leave the model as it is.
 _OF_A_RUN = (
     "about acknowledgments charstat citations comparetree disclaimer help log manual mcmc mcmcp plot propset quit "
     "report showbeagle showmatrix showmcmctrees showmodel showmoves showparams showusertrees ss ssp startvals sump "
     "sumss sumt taxastat version"
 )
-_WITHOUT_MODEL = "calibrate ctype databreaks execute pairs speciespartition"
+_WITHOUT_MODEL = "calibrate databreaks execute pairs speciespartition"
 _COMMANDS = f"{_USED} {_OF_A_RUN} {_WITHOUT_MODEL}".split()
 
 #: Options of LSET with the only value there is a model for.
 _ONLY = {
     **{"nucmodel": "4by4", "code": "universal", "ploidy": "diploid", "omegavar": "equal", "covarion": "no"},
-    **{"coding": "all", "parsmodel": "no"},
+    "parsmodel": "no",
 }
-_LSET = ["applyto", "nst", "rates", "ngammacat", "nlnormcat", "nmixtcat", "nbetacat", *_ONLY]
+_LSET = ["applyto", "nst", "rates", "ngammacat", "nlnormcat", "nmixtcat", "nbetacat", "coding", *_ONLY]
+#: Codings, and their names here; None where there is none.
+_CODINGS = {
+    **{"all": "all", "variable": "variable", "informative": "informative", "noabsencesites": "noabsence"},
+    **dict.fromkeys(("nosingletons", "nopresencesites", "nosingletonabsence", "nosingletonpresence")),
+}
 _RATES = "equal gamma lnorm propinv invgamma adgamma kmixture".split()
-_PRSET_USED = "tratiopr revmatpr statefreqpr shapepr pinvarpr topologypr brlenspr ratepr"
+_PRSET_USED = "tratiopr revmatpr statefreqpr shapepr pinvarpr topologypr brlenspr ratepr aamodelpr symdirihyperpr"
 _PRSET = (
-    f"applyto {_PRSET_USED} aamodelpr aarevmatpr omegapr ny98omega1pr ny98omega3pr m3omegapr codoncatfreqs ratecorrpr "
-    "covswitchpr symdirihyperpr treeagepr speciationpr extinctionpr fossilizationpr samplestrat sampleprob popsizepr "
+    f"applyto {_PRSET_USED} aarevmatpr omegapr ny98omega1pr ny98omega3pr m3omegapr codoncatfreqs ratecorrpr "
+    "covswitchpr treeagepr speciationpr extinctionpr fossilizationpr samplestrat sampleprob popsizepr "
     "popvarpr nodeagepr clockratepr clockvarpr cppratepr cppmultdevpr tk02varpr igrvarpr mixedvarpr generatepr growthpr"
 ).split()
 #: Parameters of LINK and UNLINK, and their names here.
 _LINKED = {
-    **{"tratio": "kappa", "revmat": "exchangeabilities", "statefreq": "base_frequencies", "shape": "shape"},
-    **{"pinvar": "proportion", "brlens": "branch_lengths"},
+    **{"tratio": ("kappa",), "revmat": ("exchangeabilities",), "shape": ("shape",), "pinvar": ("proportion",)},
+    **{"statefreq": ("base_frequencies", "amino_acid_frequencies", "state_frequencies"), "brlens": ("branch_lengths",)},
 }
 _LINK = [
     *_LINKED,
@@ -64,12 +84,22 @@ _LINK = [
     *"aamodel cpprate cppmultdev cppevents tk02var igrvar mixedvar".split(),
 ]
 
+#: Matrices of amino acids that there are, and their names here; "equalin" has free frequencies.
+_AMINO_ACIDS = {
+    **{"poisson": "Poisson", "equalin": "Poisson", "jones": "JTT", "dayhoff": "Dayhoff", "mtrev": "mtREV"},
+    **{"mtmam": "mtMAM", "wag": "WAG", "cprev": "cpREV", "lg": "LG"},
+}
+_OTHER_AMINO_ACIDS = ("rtrev", "vt", "blosum", "gtr")
+#: Number of states by type of data; characters have their own, with equal frequencies.
+_STATES = {"DNA": 4, "protein": 20, "restriction": 2}
+#: Types of data that may have invariable sites; for others MrBayes passes over `propinv` and `invgamma`.
+_WITH_INVARIABLE_SITES = ("DNA", "protein")
+
 #: Settings of a subset: of LSET, and of PRSET as a distribution with its numbers.
 _DEFAULTS: dict[str, Any] = {
-    **{"nst": "1", "rates": "equal", "ngammacat": 4},
+    **{"nst": "1", "rates": "equal", "ngammacat": 4, "aamodelpr": "poisson"},
     "tratiopr": ("beta", (1.0, 1.0)),
     "revmatpr": ("dirichlet", (1.0,) * 6),
-    "statefreqpr": ("dirichlet", (1.0,) * 4),
     "shapepr": ("exponential", (1.0,)),
     "pinvarpr": ("uniform", (0.0, 1.0)),
     "ratepr": None,
@@ -80,11 +110,17 @@ _DEFAULTS: dict[str, Any] = {
 _PRIORS: dict[str, dict[str, int]] = {
     "tratiopr": {"beta": 2, "fixed": 1},
     "revmatpr": {"dirichlet": 6, "fixed": 6},
-    "statefreqpr": {"dirichlet": 4, "fixed": 4},
+    "statefreqpr": {"dirichlet": 0, "fixed": 0},  # as many as states
     "shapepr": {"uniform": 2, "exponential": 1, "fixed": 1},
     "pinvarpr": {"uniform": 2, "fixed": 1},
     "brlenspr": {"uniform": 2, "exponential": 1, "twoexp": 2, "gammadir": 4, "invgamdir": 4},
 }
+#: Settings of data of one type.
+_BY_TYPE: dict[str, dict[str, Any]] = {
+    **{kind: {"statefreqpr": ("dirichlet", (1.0,) * number), "coding": "all"} for kind, number in _STATES.items()},
+    "standard": {"statefreqpr": ("equal", ()), "coding": "variable"},
+}
+_BY_TYPE["restriction"]["coding"] = "noabsence"
 _VALUE = r"[^\s()=]*(?:\([^()]*\))?"
 
 
@@ -96,9 +132,18 @@ class MrBayesBlock:
     `unconstrained:gammadir(1.0,0.1,1.0,1.0)`, the ratio of transitions and transversions `beta(1,1)` for
     `kappa / (1 + kappa)`, exchangeabilities and state frequencies `dirichlet(1,...,1)`, shape `exponential(1.0)`,
     proportion of invariable sites `uniform(0,1)`, four categories of Gamma rates, one substitution type, equal rates.
-    Parameters of several subsets are linked where they have the same prior, until `unlink`; `set partition` restores
-    the defaults. One number in `dirichlet(x)` is the sum of all concentrations, and `statefreqpr=fixed(empirical)`
-    counts missing data as a quarter of each base.
+    Amino acids have `aamodelpr=fixed(poisson)`, equal rates and frequencies. Standard data have equal frequencies and
+    `coding=variable`, restriction data `dirichlet(1,1)` and `coding=noabsencesites`; characters that a coding excludes
+    are left out, with a warning, and `propinv` and `invgamma` are for bases and amino acids only. A mixed matrix has a
+    subset for each type. Parameters of several subsets of one type are linked where they have the same prior, until
+    `unlink`; `set partition` restores the defaults. One number in `dirichlet(x)` is the sum of all concentrations, and
+    `statefreqpr=fixed(empirical)` counts missing data in equal parts for all states.
+
+    What a block says is followed where the program itself does not: under `coding=variable`, MrBayes 3.2.7a takes the
+    probability of two constant patterns from that of characters with three states or more, here it is that of as many
+    patterns as states; it uses `coding=all` of some subsets for all of them, until another coding is set, and `ctype`
+    only if another command of the model follows. Its `mtrev` and `cprev` differ from the published digits by some
+    hundredths of the log-likelihood.
 
     Commands may be abbreviated as in MrBayes. Those of a run, such as `mcmc`, are not used, which one warning says;
     whatever there is no model for is an error.
@@ -107,10 +152,11 @@ class MrBayesBlock:
     ----------
     source : str
         The file.
-    alignment : Alignment
-        Without deleted taxa and excluded sites.
+    alignment : Alignment or None
+        Without deleted taxa and excluded sites; None if the file has data of several types.
     partition : Partition
-        Substitution models and site rates of all subsets; of one, called `"all"`, if sites are not divided.
+        Substitution models and site rates of all subsets; of one, called `"all"`, if sites are not divided. Standard
+        data have a subset for each number of states, as in `Partition.of_characters`.
     separate_branch_lengths : bool
         Whether each subset has its own branch lengths.
     branch_lengths : tuple of str and tuple of float
@@ -145,7 +191,7 @@ class MrBayesBlock:
     """
 
     source: str
-    alignment: Alignment
+    alignment: Alignment | None
     partition: Partition
     separate_branch_lengths: bool
     branch_lengths: tuple[str, tuple[float, ...]]
@@ -179,13 +225,15 @@ class MrBayesBlock:
         return _Reader(path).read()
 
     def __str__(self) -> str:
-        lines = [f"MrBayes block of {self.source}: {self.alignment.num_taxa} taxa, {self.alignment.num_sites} sites"]
+        lines = [f"MrBayes block of {self.source}: {self.partition.num_taxa} taxa, {self.partition.num_sites} sites"]
         for name, alignment in self.partition.subsets.items():
             substitution, site_rates = self.partition.substitution[name], self.partition.site_rates[name]
-            models = [substitution, *_layers(site_rates)]
-            lines.append(f"  {name} ({alignment.num_sites} sites): {', '.join(map(_called, models))}")
+            models = [substitution, *layers(site_rates)]
+            lines.append(f"  {name} ({counted(alignment)}): {', '.join(map(called, models))}")
             for model in models:
-                lines += [f"    {_in_words(parameter, getattr(model, parameter))}" for parameter in model.parameters]
+                free = model.model if isinstance(model, VariableSites) else model
+                if not _is_published(free):
+                    lines += [f"    {_in_words(parameter, getattr(free, parameter))}" for parameter in free.parameters]
         lines += [
             f"  {parameter}: one value in {', '.join(group)}"
             for parameter, groups in self.partition.linked.items()
@@ -344,16 +392,24 @@ class _Reader:
         self.commands = _commands(path)
         if not self.commands:
             raise AlignmentError(f"{self.source}: there is no MrBayes block. Remedy: give a NEXUS file with one.")
-        self.data = read_alignment(path, blocks_read=("mrbayes",))
+        self.parts = read_parts(path, blocks_read=("mrbayes",))
+        if self.parts[-1].block:
+            raise AlignmentError(
+                f"{self.source}: MrBayes has one matrix, but the file has {self.parts[-1].block + 1}. Remedy: join "
+                "them into one of datatype=mixed(...), or give models by type, which sets the block aside."
+            )
+        self.num_sites = sum(len(part.columns) for part in self.parts)
+        self.all_taxa = self.parts[0].alignment.taxa
         self.where = self.command = ""
         self.charsets: dict[str, np.ndarray] = {}
         self.taxsets: dict[str, np.ndarray] = {}
         self.partitions: dict[str, dict[str, np.ndarray]] = {
-            "default": {"all": np.arange(self.data.num_sites)},
+            "default": {part.name if self.parts[1:] else "all": part.columns for part in self.parts},
         }
+        self.ordered = np.zeros(self.num_sites, dtype=bool)
         self.defined: dict[str, tuple[str, ...]] = {}  # constraints
-        self.included = np.ones(self.data.num_sites, dtype=bool)
-        self.present = np.ones(self.data.num_taxa, dtype=bool)
+        self.included = np.ones(self.num_sites, dtype=bool)
+        self.present = np.ones(len(self.all_taxa), dtype=bool)
         self.outgroup: str | None = None
         self.unused: list[str] = []
         self.places: dict[str, tuple[str, str]] = {}  # of options, for errors that show only at the end
@@ -362,7 +418,8 @@ class _Reader:
     def choose(self, partition: str) -> None:
         """Make a partition the active one, with default settings."""
         self.subsets = self.partitions[partition]
-        self.settings = [dict(_DEFAULTS) for _ in self.subsets]
+        self.kinds = [type_of(self.parts, sites, name, self.where) for name, sites in self.subsets.items()]
+        self.settings = [_DEFAULTS | _BY_TYPE[kind] for kind in self.kinds]
         self.groups = {name: [0] * len(self.subsets) for name in _LINKED}
         self.last_group = 0
 
@@ -398,11 +455,11 @@ class _Reader:
         return re.findall(rf"(\w+)=({_VALUE})", plain)
 
     def sites(self, text: str) -> np.ndarray:
-        return parse_numbers(unquoted(text), self.data.num_sites, self.charsets, self.where)
+        return parse_numbers(unquoted(text), self.num_sites, self.charsets, self.where)
 
     def taxa(self, text: str) -> np.ndarray:
-        names = {name: np.array([place]) for place, name in enumerate(self.data.taxa)}
-        return parse_numbers(unquoted(text), self.data.num_taxa, names | self.taxsets, self.where, "taxon")
+        names = {name: np.array([place]) for place, name in enumerate(self.all_taxa)}
+        return parse_numbers(unquoted(text), len(self.all_taxa), names | self.taxsets, self.where, "taxon")
 
     def members(self, text: str) -> list[int]:
         """Return the subsets named in parentheses."""
@@ -448,6 +505,15 @@ class _Reader:
     def do_include(self, rest: str) -> None:
         self.included[self.sites(rest)] = True
 
+    def do_ctype(self, rest: str) -> None:
+        word, colon, members = unquoted(rest).partition(":")
+        if not colon:
+            self.fail("it cannot be read", "write it as 'ctype ordered: 1-3'")
+        sites = self.sites(members)
+        if "irreversible".startswith(word.strip().lower()):
+            self.lack("irreversible characters")
+        self.ordered[sites] = is_ordered(word.strip(), self.where)  # data of other types have no order
+
     def do_delete(self, rest: str) -> None:
         self.present[self.taxa(rest)] = False
 
@@ -458,7 +524,7 @@ class _Reader:
         found = self.taxa(rest)
         if len(found) != 1:
             self.fail("the outgroup is not one taxon", "name one")
-        self.outgroup = self.data.taxa[int(found[0])]
+        self.outgroup = self.all_taxa[int(found[0])]
 
     def do_partition(self, rest: str) -> None:
         name, text = named_set(rest, self.where)
@@ -471,7 +537,9 @@ class _Reader:
         for number, piece in enumerate(pieces, start=1):
             called = known.get(piece.strip().lower(), str(number))
             subsets[called if called not in subsets else f"{called}_{number}"] = self.sites(piece)
-        check_partition(subsets, self.data.num_sites, f"{self.where}: '{self.command}'")
+        check_partition(subsets, self.num_sites, f"{self.where}: '{self.command}'")
+        for called_so, sites in subsets.items():
+            type_of(self.parts, sites, called_so, f"{self.where}: '{self.command}'")
         self.partitions[name] = subsets
 
     def do_set(self, rest: str) -> None:
@@ -493,7 +561,7 @@ class _Reader:
         name, kind, taxa = match.groups()
         if kind is not None and self.name(kind, ("hard", "negative", "partial"), "kind of constraint") != "hard":
             self.lack(f"{kind} constraints")
-        self.defined[name] = tuple(self.data.taxa[place] for place in self.taxa(taxa))
+        self.defined[name] = tuple(self.all_taxa[place] for place in self.taxa(taxa))
 
     def note_run(self, command: str, rest: str) -> None:
         """Note settings of a run; those that change the posterior are refused."""
@@ -522,10 +590,36 @@ class _Reader:
             elif option == "ratepr":
                 for place, concentration in zip(chosen, self.rates(value, len(chosen)), strict=True):
                     self.settings[place]["ratepr"] = concentration
+            elif option == "aamodelpr":
+                self.set_amino_acids(value, chosen)
+            elif option == "statefreqpr":
+                self.set_frequencies(value, chosen)
+            elif option == "symdirihyperpr":
+                if not re.fullmatch(r"fixed\(inf\w*\)", value.lower()):
+                    self.lack(f"{option}={value}")
             else:
                 prior = self.topology(value) if option == "topologypr" else self.prior(option, value)
                 for place in chosen:
                     self.settings[place][option] = prior
+
+    def set_amino_acids(self, value: str, chosen: list[int]) -> None:
+        """Set the matrix of amino acids of the subsets that have these."""
+        word, text = self.call(value)
+        name = self.name(word, ("fixed", "mixed"), "prior for aamodelpr")
+        if name == "mixed":
+            self.lack("aamodelpr=mixed")
+        matrix = self.name(text, (*_AMINO_ACIDS, *_OTHER_AMINO_ACIDS), "model of amino acids")
+        if matrix in _OTHER_AMINO_ACIDS:
+            self.lack(f"aamodelpr=fixed({matrix})")
+        for place in chosen:
+            self.settings[place]["aamodelpr"] = matrix
+
+    def set_frequencies(self, value: str, chosen: list[int]) -> None:
+        """Set the prior of the frequencies; those of characters are equal."""
+        for place in chosen:
+            if self.kinds[place] != "standard":
+                prior = self.prior("statefreqpr", value, _STATES[self.kinds[place]])
+                self.settings[place]["statefreqpr"] = prior
 
     def set_likelihood(self, option: str, value: str, chosen: list[int]) -> None:
         setting: Any = value.lower()
@@ -541,6 +635,15 @@ class _Reader:
             setting = self.name(value, _RATES, "distribution of rates")
             if setting in ("lnorm", "adgamma", "kmixture"):
                 self.lack(f"rates={setting}")
+            if setting in ("propinv", "invgamma"):
+                chosen = [place for place in chosen if self.kinds[place] in _WITH_INVARIABLE_SITES]
+        elif option == "coding":
+            coding = self.name(value, tuple(_CODINGS), "coding")
+            coded = [place for place in chosen if self.kinds[place] in CODED]
+            setting = _CODINGS[coding]
+            if setting is None or (not coded and setting != "all"):
+                self.lack(f"coding={coding}" if coded else f"coding={coding} of bases or amino acids")
+            chosen = coded
         else:
             if re.fullmatch(r"\d{1,9}", value) is None or int(value) == 0:
                 self.fail(f"{value!r} is no number of categories", "give a whole number above 0")
@@ -561,7 +664,7 @@ class _Reader:
             self.fail(f"{value!r} is no distribution", "write it as NAME(NUMBERS)")
         return match.group(1), (match.group(2) or "").strip()
 
-    def prior(self, option: str, value: str) -> tuple[str, tuple[float, ...]]:
+    def prior(self, option: str, value: str, states: int = 0) -> tuple[str, tuple[float, ...]]:
         kind, _, rest = value.rpartition(":")
         if option == "brlenspr":
             self.name(kind or self.call(value)[0], ("unconstrained", "clock", "fixed"), "kind of branch lengths")
@@ -573,7 +676,7 @@ class _Reader:
             self.lack("an inverse Gamma distribution of the tree length")
         if option == "statefreqpr" and name == "fixed" and text.lower() in ("equal", "empirical"):
             return text.lower(), ()
-        numbers, expected = self.numbers(text), _PRIORS[option][name]
+        numbers, expected = self.numbers(text), _PRIORS[option][name] or states
         if name == "dirichlet" and len(numbers) == 1:
             numbers = (numbers[0] / expected,) * expected
         if len(numbers) != expected:
@@ -623,29 +726,30 @@ class _Reader:
     # The models.
 
     def finished(self) -> MrBayesBlock:
-        taxa = [name for name, present in zip(self.data.taxa, self.present, strict=True) if present]
-        whole = self.data if len(taxa) == self.data.num_taxa else self.data.select(taxa)
-        subsets = {}
-        for name, sites in self.subsets.items():
-            kept = sites[self.included[sites]]
-            if not len(kept):
-                raise AlignmentError(
-                    f"{self.source}: all sites of {name!r} ({ranges(sites)}) are excluded. Remedy: include some."
-                )
-            subsets[name] = whole if len(kept) == whole.num_sites else whole.select_sites(kept)
-        settings = dict(zip(subsets, self.settings, strict=True))
-        substitution = {
-            name: self.blamed("statefreqpr", _substitution, settings[name], subsets[name]) for name in subsets
+        taxa = tuple(name for name, present in zip(self.all_taxa, self.present, strict=True) if present)
+        subsets: dict[str, Alignment] = {}
+        substitution: dict[str, SubstitutionModel] = {}
+        division: dict[str, int] = {}  # of each subset: standard data have one for each number of states
+        for place, (name, sites) in enumerate(self.subsets.items()):
+            for subset, (alignment, model) in self.divided(place, name, sites, taxa).items():
+                subset = subset if subset not in subsets else f"{name}_{subset}"
+                subsets[subset], substitution[subset], division[subset] = alignment, model, place
+        site_rates = {
+            name: rates for name, place in division.items() if (rates := _site_rates(self.settings[place])) is not None
         }
-        site_rates = {name: rates for name in subsets if (rates := _site_rates(settings[name])) is not None}
         brlens, topology = self.common("brlenspr"), self.common("topologypr")
         labels = len(set(self.groups["brlens"]))
-        if 1 < labels < len(subsets):
+        if 1 < labels < len(self.subsets):
             self.lack_at("brlens", "branch lengths that are linked in some subsets only")
         separate = labels > 1
         shares = [setting["ratepr"] for setting in self.settings]
         relative = None
-        if len(subsets) > 1 and any(shares):
+        several = len(subsets) > len(self.subsets)
+        if separate and several:
+            self.lack_at("brlens", "branch lengths of their own of characters with several numbers of states")
+        if len(self.subsets) > 1 and any(shares):
+            if several:
+                self.lack_at("ratepr", "relative rates of characters with several numbers of states")
             if None in shares:
                 self.lack_at("ratepr", "relative rates of some subsets only")
             if separate:
@@ -655,15 +759,14 @@ class _Reader:
             name: tuple(taxon for taxon in self.defined[name] if taxon in taxa)
             for name in (topology[1] if topology[0] == "constraints" else ())
         }
-        kept_sites = np.flatnonzero(self.included)
         return MrBayesBlock(
             self.source,
-            whole if len(kept_sites) == whole.num_sites else whole.select_sites(kept_sites),
+            None if len(set(self.kinds)) > 1 else self.kept(np.arange(self.num_sites), "all", taxa).alignment,
             Partition(
                 subsets,
                 substitution,
                 site_rates,
-                linked=self.links(substitution, site_rates, settings),
+                linked=self.links(substitution, site_rates, division),
                 relative_rates=relative,
             ),
             separate,
@@ -672,6 +775,30 @@ class _Reader:
             self.fixed_tree(topology[1]) if topology[0] == "fixed" else None,
             self.outgroup,
         )
+
+    def kept(self, sites: np.ndarray, name: str, taxa: tuple[str, ...]) -> FilePart:
+        """Return the sites of a subset that are not excluded, in the taxa that are not deleted."""
+        part = part_of(self.parts, sites[self.included[sites]], name, self.source)
+        return part if taxa == self.all_taxa else replace(part, alignment=part.alignment.select(taxa))
+
+    def divided(
+        self, place: int, name: str, sites: np.ndarray, taxa: tuple[str, ...]
+    ) -> dict[str, tuple[Alignment, SubstitutionModel]]:
+        """Return the alignment and the model of each subset with a model of its own in a subset of the file."""
+        if not self.included[sites].any():
+            raise AlignmentError(
+                f"{self.source}: all sites of {name!r} ({ranges(sites)}) are excluded. Remedy: include some."
+            )
+        part, setting = self.kept(sites, name, taxa), self.settings[place]
+        if part.kind in CODED:
+            part = check_coding(part, setting["coding"], self.source, "use 'lset coding=all'")
+        if part.kind == "standard":
+            prefix = f"{name}_" if self.kinds.count("standard") > 1 else ""
+            return characters(part, np.flatnonzero(self.ordered), setting["coding"], prefix)
+        if part.kind == "protein" and (setting["aamodelpr"], setting["statefreqpr"][0]) == ("equalin", "empirical"):
+            self.lack_at("statefreqpr", "empirical frequencies of amino acids")
+        model = self.blamed("statefreqpr", _substitution, setting, part)
+        return {name: (part.alignment, with_coding(model, setting["coding"]))}
 
     def lack_at(self, option: str, what: str) -> NoReturn:
         """Refuse what an earlier command asked."""
@@ -697,19 +824,18 @@ class _Reader:
         self,
         substitution: Mapping[str, SubstitutionModel],
         site_rates: Mapping[str, SiteRates],
-        settings: Mapping[str, Mapping[str, Any]],
+        division: Mapping[str, int],
     ) -> dict[str, list[tuple[str, ...]]]:
-        """Return groups of subsets by parameter: linked, and with the same prior."""
+        """Return groups of subsets by parameter: linked, of one type of data, and with the same prior."""
         like = torch.empty(0, dtype=torch.float64)
-        priors = {"kappa": "tratiopr", "exchangeabilities": "revmatpr", "base_frequencies": "statefreqpr"}
-        priors |= {"shape": "shapepr", "proportion": "pinvarpr"}
         found: dict[str, dict[Any, list[str]]] = {}
-        for place, (name, setting) in enumerate(settings.items()):
+        for name, place in division.items():
+            setting = self.settings[place]
             free = substitution[name].priors(like) | (site_rates[name].priors(like) if name in site_rates else {})
-            for parameter, ours in _LINKED.items():
-                if ours in free:
+            for parameter, names in _LINKED.items():
+                for ours in (one for one in names if one in free):
                     categories = setting["ngammacat"] if ours == "shape" else 0
-                    key = self.groups[parameter][place], setting[priors[ours]], categories
+                    key = self.kinds[place], self.groups[parameter][place], setting[f"{parameter}pr"], categories
                     found.setdefault(ours, {}).setdefault(key, []).append(name)
         groups = {ours: [tuple(group) for group in of.values() if len(group) > 1] for ours, of in found.items()}
         return {ours: linked for ours, linked in groups.items() if linked}
@@ -728,19 +854,26 @@ class _Reader:
         return Tree.from_file(self.path, places[0])
 
 
-def _substitution(setting: Mapping[str, Any], alignment: Alignment) -> SubstitutionModel:
-    """Return the substitution model of a subset."""
+def _substitution(setting: Mapping[str, Any], part: FilePart) -> SubstitutionModel:
+    """Return the substitution model of a subset of bases, amino acids or restriction sites."""
     kind, numbers = setting["statefreqpr"]
     frequencies: Any = list(numbers)
     if kind == "dirichlet":
         frequencies = Dirichlet(torch.tensor(numbers, dtype=torch.float64))
     elif kind == "empirical":
-        frequencies = _counted(alignment)
+        frequencies = _counted(part.alignment)
+    elif kind == "equal":
+        frequencies = [1 / _STATES[part.kind]] * _STATES[part.kind]
+    if part.kind == "restriction":
+        return Binary(frequencies)
+    if part.kind == "protein":
+        matrix = setting["aamodelpr"]
+        return AminoAcidModel(_AMINO_ACIDS[matrix], frequencies if matrix == "equalin" else "own")
     if setting["nst"] == "6":
         prior, rates = setting["revmatpr"]
         values = torch.tensor(rates, dtype=torch.float64)
         exchangeabilities = values if prior == "fixed" else Dirichlet(values)
-        return GTR(exchangeabilities, [0.25] * 4 if kind == "equal" else frequencies)
+        return GTR(exchangeabilities, frequencies)
     if setting["nst"] == "1":
         return JC69() if kind == "equal" else HKY85(1.0, frequencies)
     prior, numbers = setting["tratiopr"]
@@ -749,8 +882,9 @@ def _substitution(setting: Mapping[str, Any], alignment: Alignment) -> Substitut
 
 
 def _counted(alignment: Alignment) -> Tensor:
-    """Return the frequencies of the bases, where MrBayes counts missing data as a quarter of each base."""
-    allowed = ((alignment.patterns.long()[..., None] >> torch.arange(4)) & 1).to(torch.float64)
+    """Return the frequencies of the states, where MrBayes counts missing data in equal parts for all of them."""
+    states = torch.arange(alignment.data_type.num_states)
+    allowed = ((alignment.patterns.long()[..., None] >> states) & 1).to(torch.float64)
     counts = (allowed / allowed.sum(-1, keepdim=True) * alignment.weights[:, None]).sum((0, 1))
     return counts / counts.sum()
 
@@ -779,19 +913,13 @@ def _site_rates(setting: Mapping[str, Any]) -> SiteRates | None:
 # Words.
 
 
-def _layers(site_rates: SiteRates | None) -> list[SiteRates]:
-    """Return site rates and what they contain."""
-    if site_rates is None:
-        return []
-    return [site_rates, *_layers(site_rates.others)] if isinstance(site_rates, InvariantSites) else [site_rates]
-
-
-def _called(model: SubstitutionModel | SiteRates) -> str:
-    """Return the name of a model."""
-    if isinstance(model, HKY85) and isinstance(model.kappa, Tensor) and float(model.kappa) == 1.0:
-        return "F81"
-    categories = f" with {model.num_categories} categories" if isinstance(model, GammaRates) else ""
-    return type(model).__name__ + categories
+def _is_published(model: SubstitutionModel | SiteRates) -> bool:
+    """Whether a model of amino acids has the frequencies of its matrix."""
+    if not isinstance(model, AminoAcidModel):
+        return False
+    own: Any = AminoAcidModel(model.matrix).amino_acid_frequencies
+    given = model.amino_acid_frequencies
+    return isinstance(given, Tensor) and torch.equal(given, own)
 
 
 def _in_words(name: str, given: Any) -> str:

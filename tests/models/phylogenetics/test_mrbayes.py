@@ -11,7 +11,7 @@ import torch
 from pyro import poutine
 
 import bayeskit as bk
-from bayeskit.errors import AlignmentError, ConversionWarning, TreeError
+from bayeskit.errors import AlignmentError, ConversionWarning, DataWarning, TreeError
 from bayeskit.models.phylogenetics import MrBayesBlock, PartitionedTreeModel, Tree, TreeModel, primates
 from bayeskit.models.phylogenetics._mrbayes import has_mrbayes_block, set_block_aside
 
@@ -216,13 +216,15 @@ LACKING = {
     "lset nst=mixed;": "nst=mixed",
     "lset nucmodel=codon;": "nucmodel=codon",
     "lset covarion=yes;": "covarion=yes",
-    "lset coding=variable;": "coding=variable",
+    "lset coding=variable;": "coding=variable of bases or amino acids",
     "lset rates=adgamma;": "rates=adgamma",
     "lset rates=lnorm;": "rates=lnorm",
     "mcmcp data=no;": "runs without data",
     "mcmc reweight=10,20;": "weights of characters",
     "unlink topology=(all);": "unlink topology",
-    "ctype ordered: 1;": "the command CTYPE",
+    "ctype irrev: 1;": "irreversible characters",
+    "prset symdirihyperpr=fixed(1);": r"symdirihyperpr=fixed\(1\)",
+    "prset aamodelpr=fixed(rtrev);": r"aamodelpr=fixed\(rtrev\)",
     "calibrate A=unif(1,2);": "the command CALIBRATE",
     "execute other.nex;": "the command EXECUTE",
     "constraint c partial = A B : C D;": "partial constraints",
@@ -245,6 +247,10 @@ def test_what_there_is_no_model_for(tmp_path, commands):
 
 MALFORMED = {
     "lst nst=2;": "'lst' is no command. Remedy: use lset or set",
+    "ctype ordered;": "it cannot be read",
+    "ctype dollo: 1;": "there is no model for characters of the type 'dollo'",
+    "lset coding=most;": "'most' is no coding",
+    "prset aamodelpr=fixed(mine);": "'mine' is no model of amino acids",
     "show;": "'show' is short for showbeagle and showmatrix",
     "lset nts=2;": "'nts' is no option of LSET. Remedy: use nst",
     "lset n=2;": "'n' is short for",
@@ -313,3 +319,134 @@ def test_prior_of_kappa_is_that_of_the_share(tmp_path, limit):
     share = 1 - 1 / (1 + prior.sample((20_000,)))
     error = math.sqrt(3 * 2 / (5**2 * 6) / 20_000)
     assert abs(share.mean().item() - 0.6) < limit() * error
+
+
+# Data of other types than bases. The numbers are log-likelihoods that MrBayes 3.2.7a prints where a run starts, on this
+# tree; of data with free frequencies or shapes they are fixed in the block.
+
+FOUR = Tree.from_newick("(a:0.1,b:0.1,(c:0.1,d:0.1):0.1);")
+MIXED = "mixed(dna:1-6,protein:7-10,standard:11-16,restriction:17-20)"
+TWO_STATES = {
+    **{"a": "ACGTACMKVL0101011101", "b": "ACGTAAMKIL0111011001"},
+    **{"c": "ACTTAAMRVL1001110111", "d": "ACTTCAMRIL1100010011"},
+}
+PROTEINS = {"a": "MKVLARND", "b": "MKILGRNE", "c": "MRVLAKCD", "d": "MRI-GHC?"}
+SITES = {"a": "1101", "b": "1001", "c": "0111", "d": "0011"}
+BINARY = {"a": "0101", "b": "0110", "c": "1000", "d": "1100"}
+SEVERAL_STATES = {"a": "0102013", "b": "0111012", "c": "1002113", "d": "1100011"}
+FREQUENCIES = "prset applyto=(1) statefreqpr=fixed(.1,.2,.3,.4); prset applyto=(4) statefreqpr=fixed(0.3,0.7);"
+PARTS = (
+    "charset m=11-12; partition p=5: 1-6,7-10,m,13-16,17-20; set partition=p; "
+    "prset app=(1) statefreqpr=fixed(.1,.2,.3,.4); prset applyto=(5) statefreqpr=fixed(0.3,0.7); lset applyto=(3,4) rates=gamma; prset shapepr=fixed(0.5);"
+)
+BY_TYPE = [
+    (MIXED, TWO_STATES, FREQUENCIES, -76.21622),
+    (MIXED, TWO_STATES, f"{FREQUENCIES} lset rates=invgamma; prset shapepr=fixed(0.5) pinvarpr=fixed(0.2);", -77.60077),
+    (MIXED, TWO_STATES, f"{FREQUENCIES} prset aamodelpr=fixed(wag);", -70.40624),
+    (MIXED, TWO_STATES, f"{FREQUENCIES} exclude 3 8 12;", -60.7433),
+    (MIXED, TWO_STATES, PARTS, -76.48749),
+    ("restriction", SITES, "prset statefreqpr=fixed(0.3,0.7);", -11.77654),
+    ("restriction", SITES, "prset statefreqpr=fixed(0.3,0.7); lset coding=variable;", -8.603755),
+    (
+        "restriction",
+        {"a": "110?", "b": "100?", "c": "01?1", "d": "0010"},
+        "prset statefreqpr=fixed(empirical);",
+        -11.73697,
+    ),
+    ("protein", PROTEINS, "lset nst=2;", -71.97917),
+    ("protein", PROTEINS, "prset aamodelpr=fixed(jones);", -61.44949),
+    ("protein", PROTEINS, f"prset aamodel=fix(equalin) statefreqpr=fixed(.1,.025,.025{17 * ',.05'});", -72.95415),
+    ("standard", BINARY, "lset nst=1;", -9.496217),
+    ("standard", BINARY, "lset coding=informative;", -1.004677),
+    ("standard", SEVERAL_STATES, "ctype ordered: 3-5 7; lset coding=all;", -33.01978),
+]
+
+
+def typed(kind, rows):
+    matrix = "\n".join(f"{taxon} {row}" for taxon, row in rows.items())
+    size = f"ntax={len(rows)} nchar={len(next(iter(rows.values())))}"
+    return (
+        f"#NEXUS\nbegin data;\ndimensions {size};\nformat datatype={kind} missing=? gap=-;\nmatrix\n{matrix}\n;\nend;\n"
+        "begin mrbayes;\n"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be in data of coding")
+@pytest.mark.parametrize(("kind", "rows", "commands", "expected"), BY_TYPE)
+def test_likelihood_of_other_types_of_data(tmp_path, kind, rows, commands, expected):
+    model = read(tmp_path, commands, typed(kind, rows)).model(FOUR)
+    assert not model.priors
+    assert float(model.log_likelihood(FOUR.branch_lengths)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_defaults_of_each_type(tmp_path):
+    with pytest.warns(DataWarning, match=r"the characters 16 \(counted from 1\) of 'standard' cannot be in data"):
+        block = read(
+            tmp_path,
+            "lset rates=invgamma; ctype ordered: 11 14;",
+            typed(MIXED, TWO_STATES | {"e": "?" * 13 + "2" + "?" * 6}),
+        )
+    assert str(block).splitlines() == [
+        f"MrBayes block of {tmp_path}/mine.nex: 5 taxa, 19 sites",
+        "  DNA (6 sites): F81, InvariantSites, GammaRates with 4 categories",
+        "    kappa = 1",
+        "    base_frequencies ~ Dirichlet(1, 1, 1, 1)",
+        "    proportion ~ Uniform(0, 1)",
+        "    shape ~ Exponential(1)",
+        "  protein (4 sites): Poisson, InvariantSites, GammaRates with 4 categories",
+        "    proportion ~ Uniform(0, 1)",
+        "    shape ~ Exponential(1)",
+        "  states_2 (4 characters): Mk with 2 states, coding variable",
+        "  ordered_3 (1 character): OrderedMk with 3 states, coding variable",
+        "  restriction (4 characters): Binary, coding noabsence",
+        "    state_frequencies ~ Dirichlet(1, 1)",
+        "  branch lengths ~ gammadir(1, 0.1, 1, 1)",
+    ]
+    assert block.alignment is None
+    assert sorted(block.partition.priors(torch.empty(0))) == [
+        *("base_frequencies_DNA", "proportion_DNA", "proportion_protein", "shape_DNA", "shape_protein"),
+        "state_frequencies_restriction",
+    ]
+
+
+def test_parameters_are_linked_within_a_type(tmp_path):
+    """As in `showmodel` of MrBayes 3.2.7a."""
+    charsets = "charset m=11-13; partition p = 5: 1-6, 7-10, m, 14-15, 16-20; set partition=p; lset rates=gamma;"
+    kind = "mixed(dna:1-6,protein:7-10,standard:11-15,restriction:16-20)"
+    block = read(tmp_path, f"{charsets} prset aamodelpr=fixed(equalin);", typed(kind, TWO_STATES))
+    assert list(block.partition.subsets) == ["1", "2", "m_states_2", "4_states_2", "5"]
+    assert block.partition.linked == {"shape": (("m_states_2", "4_states_2"),)}
+    block = read(tmp_path, f"{charsets} unlink shape=(3);", typed(kind, TWO_STATES))
+    assert not block.partition.linked
+
+
+BY_TYPE_REFUSED = {
+    "partition p = 2: 1-8, 9-20;": r"the subset '1' has data of several types \(DNA in 1-6, protein in 7-8\)",
+    "prset statefreqpr=dirichlet(1,1);": "dirichlet has 2 numbers instead of 4",
+    "prset aamodelpr=mixed;": "there is no model for aamodelpr=mixed",
+    "lset coding=nosingletons;": "there is no model for coding=nosingletons",
+    "lset applyto=(1) coding=variable;": "there is no model for coding=variable of bases or amino acids",
+    "prset aamodelpr=fixed(equalin) statefreqpr=fixed(empirical);": "there is no model for empirical frequencies of",
+    "ctype ordered: 14; prset ratepr=variable;": "there is no model for relative rates of characters with several",
+    "ctype ordered: 14; unlink brlens=(all);": "there is no model for branch lengths of their own of characters",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be in data of coding")
+@pytest.mark.parametrize("commands", BY_TYPE_REFUSED)
+def test_what_is_refused_of_other_types(tmp_path, commands):
+    data = typed(MIXED, TWO_STATES | {"e": "?" * 13 + "2" + "?" * 6})
+    with pytest.raises(AlignmentError, match=rf"mine\.nex, line 14: .*{BY_TYPE_REFUSED[commands]}.*Remedy") as error:
+        read(tmp_path, commands, data)
+    assert "HKY85" not in str(error.value) and "F81" not in str(error.value)
+
+
+def test_data_that_no_coding_allows(tmp_path):
+    data = typed("standard", {"a": "00", "b": "00", "c": "0?", "d": "00"})
+    with pytest.raises(
+        AlignmentError, match=r"the characters 1-2 .* of 'all' cannot be .*Remedy: use 'lset coding=all'"
+    ):
+        read(tmp_path, "lset nst=1;", data)
+    two = typed("dna", {"a": "AC", "b": "AC"}).replace("begin mrbayes;\n", "")
+    with pytest.raises(AlignmentError, match=r"MrBayes has one matrix, but the file has 2\. Remedy"):
+        read(tmp_path, "lset nst=1;", two + two.removeprefix("#NEXUS\n") + "begin mrbayes;\n")
