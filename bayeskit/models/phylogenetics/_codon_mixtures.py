@@ -62,7 +62,7 @@ class CodonMixture(MixtureModel):
 
     @abstractmethod
     def omegas(self, like: Tensor) -> Tensor:
-        """Return the omega of each class, shape `(*batch, classes)`, with the dtype and device of `like`."""
+        """Return the omegas, shape `(*batch, classes)`, with the dtype and device of `like`."""
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -96,17 +96,19 @@ class CodonMixture(MixtureModel):
         """Return the matrices of each class, shape `(*batch, classes, edges, codons, codons)`."""
         return self._matrices(branch_lengths, self.omegas(branch_lengths.double()))
 
-    def _matrices(self, lengths: Tensor, omegas: Tensor) -> Tensor:
-        """Return the matrices of classes with some omegas, `(*batch, classes)`."""
+    def _matrices(self, lengths: Tensor, omegas: Tensor, of_class: Sequence[int] | None = None) -> Tensor:
+        """Return the matrices of classes, whose omegas `(*batch, different)` are at the places `of_class`."""
         like = lengths.double()
         kappa, frequencies = self._values("kappa", like), self.class_frequencies(like)
         values = {"kappa": kappa[..., None], "omega": omegas, "codon_frequencies": frequencies}
         # The rate of changes is linear in omega.
         none, one = (self._flow(kappa, frequencies, like.new_tensor(omega)) for omega in (0.0, 1.0))
         speeds = none + omegas * (one - none)
-        speeds = speeds / (self.weights(like) * speeds).sum(-1, keepdim=True)
+        by_class = speeds if of_class is None else speeds[..., of_class]
+        speeds = speeds / (self.weights(like) * by_class).sum(-1, keepdim=True)
         scaled = like[..., None, :] * speeds[..., None]
-        return self._process.with_parameters(values).transition_matrices(scaled).to(lengths.dtype)
+        matrices = self._process.with_parameters(values).transition_matrices(scaled).to(lengths.dtype)
+        return matrices if of_class is None else matrices[..., of_class, :, :, :]
 
     def _flow(self, kappa: Tensor, frequencies: Tensor, omega: Tensor) -> Tensor:
         """Return the unscaled rate of changes, `(*batch, 1)`, for kappa `(*batch,)`, frequencies `(*batch, 1, n)`."""
@@ -300,6 +302,8 @@ class _ForegroundMixture(CodonMixture):
     """A codon model in which some branches, the foreground, have omegas of their own."""
 
     foreground: Branch | Sequence[Branch]
+    #: The place of each class among `omegas`, and among `foreground_omegas`.
+    of_class: ClassVar[tuple[Sequence[int] | None, Sequence[int] | None]] = (None, None)
     _columns: _Columns | None = field(init=False, repr=False, default=None)
 
     is_branch_specific: ClassVar[bool] = True
@@ -317,7 +321,7 @@ class _ForegroundMixture(CodonMixture):
 
     @abstractmethod
     def foreground_omegas(self, like: Tensor) -> Tensor:
-        """Return the omega of each class on the foreground, shape `(*batch, classes)`, as `like`."""
+        """Return the different omegas on the foreground, shape `(*batch, different)`, as `like`."""
 
     def on_tree(self, tree: Tree, edges: Sequence[int]) -> Self:
         """Return the model for branch lengths in the order `edges` of the edges of a tree; TreeError as said there."""
@@ -345,8 +349,8 @@ class _ForegroundMixture(CodonMixture):
         ahead, behind, order = self._columns
         like = branch_lengths.double()
         parts = [
-            self._matrices(branch_lengths[..., ahead], self.foreground_omegas(like)),
-            self._matrices(branch_lengths[..., behind], self.omegas(like)),
+            self._matrices(branch_lengths[..., ahead], self.foreground_omegas(like), self.of_class[1]),
+            self._matrices(branch_lengths[..., behind], self.omegas(like), self.of_class[0]),
         ]
         return torch.cat(parts, -3)[..., order, :, :]
 
@@ -500,6 +504,7 @@ class BranchSiteModel(_ForegroundMixture):
     [['class_weights', 'kappa', 'omega', 'omega_excess'], ['class_weights', 'kappa', 'omega']]
     """
 
+    of_class: ClassVar[tuple[Sequence[int], Sequence[int]]] = ([0, 1, 0, 1], [0, 1, 2, 2])
     positive_selection: bool = True
     omega: Given = None
     omega_excess: Given = None
@@ -531,13 +536,13 @@ class BranchSiteModel(_ForegroundMixture):
         return torch.cat([two, two * (selected / two.sum(-1, keepdim=True))], -1)
 
     def omegas(self, like: Tensor) -> Tensor:
-        """Return the omega of each class on other branches, shape `(*batch, 4)`, as `like`."""
+        """Return the different omegas on other branches, shape `(*batch, 2)`, as `like`."""
         omega = self._values("omega", like)
-        return torch.stack([omega, torch.ones_like(omega)] * 2, -1)
+        return torch.stack([omega, torch.ones_like(omega)], -1)
 
     def foreground_omegas(self, like: Tensor) -> Tensor:
-        """Return the omega of each class on the foreground, shape `(*batch, 4)`, as `like`."""
+        """Return the different omegas on the foreground, shape `(*batch, 3)`, as `like`."""
         omega = self._values("omega", like)
         excess = self._values("omega_excess", like) if self.positive_selection else torch.zeros_like(omega)
         omega, excess = torch.broadcast_tensors(omega, excess)
-        return torch.stack([omega, torch.ones_like(omega), 1.0 + excess, 1.0 + excess], -1)
+        return torch.stack([omega, torch.ones_like(omega), 1.0 + excess], -1)
