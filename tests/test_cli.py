@@ -475,6 +475,47 @@ def test_trees_of_the_parts_of_a_mrbayes_block(tmp_path):
     assert "unlinks the branch lengths" in refused("trees", "--alignment", path, "--no-evidence", "--quiet")
 
 
+MIXED = (
+    "#NEXUS\nbegin data;\ndimensions ntax=4 nchar=14;\n"
+    "format datatype=mixed(dna:1-5,standard:6-10,restriction:11-14);\nmatrix\n"
+    "A AACCA 01020 1101\nB AACCG 01121 1001\nC AGCTA 10211 0111\nD AGCTC 11000 0011\n;\nend;\n"
+)
+
+
+def test_topologies_are_compared_by_data_of_several_types(four, tmp_path):
+    path = tmp_path / "mixed.nex"
+    path.write_text(f"{MIXED}begin assumptions; typeset * mine = ord: 9; end;\n")
+    command = ("compare", "--alignment", path, "--trees", four[1], "--draws", 200)
+    result = call(*command)
+    assert result.exit_code == 0, result.output
+    for line in ("DNA (5 sites): JC69", "restriction (4 sites): Binary, coding noabsence", "standard (5 characters): "):
+        assert f"  {line}" in result.stderr
+    assert "coding variable, ordered: 9\n    3 characters: Mk with 2 states" in result.stderr
+    result = call(*command, "--substitution", "DNA=HKY85,standard=Mk,restriction=Binary+G4")
+    assert result.exit_code == 0, result.output
+    for words in ("HKY85", "coding all", "Binary, GammaRates with 4 categories"):
+        assert words in result.stderr
+    path.write_text(f"{MIXED}begin mrbayes; lset nst=2; end;\n")
+    result = call(*command)
+    assert result.exit_code == 0, result.output
+    for line in ("DNA (5 sites): HKY85", "states_3 (2 characters): Mk with 3 states, coding variable"):
+        assert f"  {line}" in result.stderr
+    assert "for data of one type" in refused(*command, "--substitution", "HKY85")
+    assert "no substitution model is called 'HKY58'" in refused(*command, "--substitution", "DNA=HKY58,standard=Mk")
+    assert "has no data 'protein'" in refused(*command, "--substitution", "protein=LG")
+
+
+@pytest.mark.calibration
+def test_trees_of_data_of_several_types(tmp_path):
+    path, out = tmp_path / "mixed.nex", tmp_path / "out"
+    path.write_text(MIXED)
+    numbers = ("--warmup", 10, "--samples", 10, "--temperatures", 4)
+    result = call("trees", "--alignment", path, "--no-evidence", "--out", out, *numbers)
+    assert result.exit_code == 0, result.output
+    assert "state_frequencies_restriction" in (out / "parameters.csv").read_text()
+    assert "restriction (4 sites): Binary" in (out / "report.html").read_text()
+
+
 @pytest.fixture
 def four(tmp_path):
     """Return files with the sequences and the three topologies of four taxa."""

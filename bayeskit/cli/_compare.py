@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from bayeskit.cli._names import checked_methods
-from bayeskit.cli._options import POSTERIOR, Force, Out, Quiet, Seed, Substitution, numeric
+from bayeskit.cli._options import POSTERIOR, Force, Out, Quiet, Seed, numeric
 from bayeskit.cli._own_models import Data, compare_own
-from bayeskit.cli._trees import compare_trees
+from bayeskit.cli._trees import SubstitutionByType, compare_trees
 from bayeskit.errors import SettingsError
 
 _OWN, _TREES = "Models of yours", "Topologies"
@@ -33,7 +33,7 @@ def compare_models_or_trees(
             rich_help_panel=_TREES,
         ),
     ] = None,
-    substitution: Substitution = None,
+    substitution: SubstitutionByType = None,
     most: Annotated[
         int,
         typer.Option(min=2, help="Compare so many topologies at most, the most frequent ones.", rich_help_panel=_TREES),

@@ -17,7 +17,7 @@ from bayeskit._core.texts import with_error
 from bayeskit._ctrl_c import give_back
 from bayeskit.cli._application import TYPED, by_option
 from bayeskit.cli._folders import checked_files, file_digest, named_files, opened, say_where
-from bayeskit.cli._options import POSTERIOR, AlignmentFile, BurnIn, Force, Out, Quiet, Seed, Substitution, numeric
+from bayeskit.cli._options import POSTERIOR, AlignmentFile, BurnIn, Force, Out, Quiet, Seed, numeric
 from bayeskit.cli._tables import new_console, new_table, print_evidence, print_files, value_and_error
 from bayeskit.errors import SettingsError, TreeError
 
@@ -25,9 +25,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+SubstitutionByType = Annotated[
+    str | None,
+    typer.Option(
+        "--substitution",
+        help="Such as HKY85, GTR+I+G4 or LG+F+R3; by type of data, DNA=GTR+G4,standard=Mkv; by default the file's "
+        "MrBayes block, or the usual model of each type.",
+    ),
+]
+
+
 def sample_trees(
     alignment: AlignmentFile,
-    substitution: Substitution = None,
+    substitution: SubstitutionByType = None,
     evidence: Annotated[bool, typer.Option(help="Estimate the evidence over all topologies, in three ways.")] = True,
     seed: Seed = 0,
     out: Out = None,
@@ -59,6 +69,17 @@ def sample_trees(
     infer_trees("trees", alignment, substitution, evidence, seed, out, force, quiet, *numbers, jobs, **more)
 
 
+def _checked_alignment(alignment: Path, substitution: str | None) -> str:
+    """Return the title of the run of an alignment with a model, or with models by type of data."""
+    from bayeskit.gallery import check_substitution
+
+    for piece in [] if substitution is None else substitution.split(","):
+        name = piece.rpartition("=")[2].strip()
+        if name.partition("+")[0].lower() != "binary":  # of restriction sites only
+            check_substitution(name)
+    return checked_files(alignment, None, None)
+
+
 def infer_trees(
     command: str,
     alignment: Path,
@@ -75,7 +96,7 @@ def infer_trees(
     **more: Any,
 ) -> None:
     """Search for topologies in a folder and print what was found."""
-    title = checked_files(alignment, None, substitution)
+    title = _checked_alignment(alignment, substitution)
     if evidence and more.get("num_runs", 2) < 2:
         raise SettingsError("the evidence in three ways needs two runs; pass --runs 2 or more, or --no-evidence")
     given = {"num_warmup": warmup, "num_samples": samples, "num_temperatures": temperatures, **more}
@@ -113,15 +134,19 @@ def infer_trees(
 def _begun(
     alignment: Path, substitution: str | None, folder: RunFolder, out: Path | None, quiet: bool
 ) -> dict[str, str]:
-    """Say what a MrBayes block asks for and where results go; return the text of the block by name."""
+    """Say what a MrBayes block asks for, or which types of data there are, and where results go; return it by name."""
     from bayeskit.gallery import mrbayes_block
+    from bayeskit.models.phylogenetics._data_files import file_in_words
 
     give_back()
     block = mrbayes_block(alignment) if substitution is None else None
-    if block is not None and not quiet:
-        typer.echo(str(block), err=True)
+    found = {"MrBayes block": str(block)} if block is not None else {"data": file_in_words(alignment, substitution)}
+    found = {name: text for name, text in found.items() if text}
+    if not quiet:
+        for text in found.values():
+            typer.echo(text, err=True)
     say_where(folder, out, quiet)
-    return {} if block is None else {"MrBayes block": str(block)}
+    return found
 
 
 def compare_trees(
@@ -137,7 +162,7 @@ def compare_trees(
     quiet: bool,
 ) -> None:
     """Compare given topologies by the evidence of each, on an alignment, in a folder."""
-    title = checked_files(alignment, None, substitution)
+    title = _checked_alignment(alignment, substitution)
     given = {"num_draws": draws, "burn_in": _checked_burn_in(burn_in)}
     numbers: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     what = {**named_files(alignment), "trees": _checked_trees(trees), "substitution": substitution or "default"}
@@ -270,7 +295,7 @@ def approximate_trees(
             "--trees", help="Trees whose topologies and their recombinations are the support; else it is searched for."
         ),
     ] = None,
-    substitution: Substitution = None,
+    substitution: SubstitutionByType = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel=POSTERIOR)] = 20_000,
     time_budget: Annotated[
         float | None,
@@ -294,7 +319,7 @@ def approximate_trees(
     Writes posterior.safetensors, trees.trprobs, consensus.nwk, consensus.svg, evidence.csv and, if the model has any,
     parameters.csv; a killed run resumes with the same command, and a finished one is not repeated.
     """
-    title, support = checked_files(alignment, None, substitution), trees or []
+    title, support = _checked_alignment(alignment, substitution), trees or []
     if burn_in is not None and not support:
         raise SettingsError("--burn-in is for the trees of a file; pass --trees FILE as well")
     given = {"time_budget": time_budget, "burn_in": _checked_burn_in(burn_in)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -295,10 +296,11 @@ class FileData:
         site_rates: Any = None,
         coding: Any = None,
         subsets: Any = None,
-        data_type: DataType | str | None = None,
     ) -> None:
         self.source = os.fspath(path)
-        parts = read_parts(path, data_type=data_type)
+        # Letters may be states, which only the name of the model tells where the file does not say so.
+        is_mk = isinstance(models, str) and models.partition("+")[0].strip().lower() in ("mk", "mkv")
+        parts = read_parts(path, data_type="standard" if is_mk else None)
         ordered = ordered_columns(path, parts)
         self.parts = parts if subsets is None else self._divided(parts, subsets)
         self._models = self._by_part("models", models, (str, SubstitutionModel))
@@ -359,8 +361,11 @@ class FileData:
             chosen = names.get(str(key).lower(), names.get(f"type {kind}"))
             if chosen is None or not isinstance(value, kinds):
                 known = ", ".join(dict.fromkeys([*(part.name for part in self.parts), *(p.kind for p in self.parts)]))
-                problem = f"there are no data {key!r}" if chosen is None else f"{value!r:.60} has the wrong type"
-                raise SettingsError(f"{place}: {problem} for {self.source}. Remedy: give a mapping from {known}.")
+                if chosen is None:
+                    problem = f"{self.source} has no data {key!r}. Remedy: choose from {known}"
+                else:
+                    problem = f"{value!r:.60} of {key!r} has the wrong type. Remedy: give a value for each of {known}"
+                raise SettingsError(f"{place}: {problem}.")
             (by_name if str(key).lower() in names else found).update({part.name: value for part in chosen})
         return found | by_name
 
@@ -383,6 +388,11 @@ class FileData:
             rates = _only(rates, text_rates, part.name)
         elif model is not None and model.data_type.name == "codon" and part.as_codons is not None:
             part = replace(part, kind="codon", alignment=part.as_codons(model.data_type))
+        if isinstance(model, VariableSites) and coding not in (None, model.coding):
+            raise SettingsError(
+                f"coding={coding!r}: the model of {part.name!r} has coding={model.coding!r}. Remedy: give one of "
+                "the two."
+            )
         if part.kind in CODED:
             coding = self._usual[part.kind] if model is None and coding is None else coding
             before = part.columns
@@ -458,14 +468,20 @@ def data_of_file(
     `substitution` is a name such as "GTR+G4" for data of one type, or several by type, "DNA=GTR+G4,standard=Mkv".
     Data with one model are an alignment with the arguments `substitution` and `site_rates`; others are a partition.
     """
-    models = parse_models(substitution)
-    is_mk = isinstance(models, str) and models.partition("+")[0].strip().lower() in ("mk", "mkv")
-    found = FileData(path, models, data_type="standard" if is_mk else None)
+    found = FileData(path, parse_models(substitution))
     if len(found.partition.subsets) > 1:
         return found.partition, {}, str(found)
     ((name, alignment),) = found.partition.subsets.items()
     model = {"substitution": found.partition.substitution[name], "site_rates": found.partition.site_rates[name]}
     return alignment, model, str(found)
+
+
+def file_in_words(path: str | os.PathLike[str], substitution: str | None) -> str:
+    """Return what `data_of_file` reads, for data of several types or of characters, else nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are for who reads the data
+        found = FileData(path, parse_models(substitution))
+    return str(found) if len(found.parts) > 1 or found.parts[0].kind in CODED else ""
 
 
 def parse_models(text: str | None) -> str | dict[str, str] | None:

@@ -365,9 +365,10 @@ def set_block_aside(path: str | os.PathLike[str]) -> None:
                 "the data. Remedy: let the block choose the model, or change the matrix and remove the command."
             )
     if commands:
+        types = ", but for CTYPE" if any(head == "ctype" for head, _, _ in commands) else ""
         warn_user(
-            f"{os.fspath(path)}, line {commands[0][1]}: the MrBayes block is not used, because a substitution model "
-            "was named. Remedy: to use the block, name no substitution model.",
+            f"{os.fspath(path)}, line {commands[0][1]}: the MrBayes block is not used{types}, because a substitution "
+            "model was named. Remedy: to use the block, name no substitution model.",
             ConversionWarning,
         )
 

@@ -237,7 +237,7 @@ def _nexus_entries(text: str, source: str, num_sites: int) -> list[tuple[str, st
 
 
 def named_set(text: str, where: str) -> tuple[str, str]:
-    """Return name and members of the text `NAME = MEMBERS` of a command.
+    """Return name and members of the text `NAME = MEMBERS` of a command; parentheses behind the name are left out.
 
     Raises
     ------
@@ -248,9 +248,13 @@ def named_set(text: str, where: str) -> tuple[str, str]:
     --------
     >>> named_set(" first = 1-500", "here")
     ('first', '1-500')
+    >>> named_set("* first (CHARACTERS = matrix) = 1-500", "here")
+    ('first', '1-500')
     """
-    name, equals, members = unquoted(text).partition("=")
-    name = re.sub(r"\([^()]*\)", "", name).strip(" *\t\r\n")
+    head = re.match(r"([^=()]|\([^()]*\))*", unquoted(text))
+    start = head.group() if head else ""
+    name = re.sub(r"\([^()]*\)", "", start).strip(" *\t\r\n")
+    _, equals, members = unquoted(text)[len(start) :].partition("=")
     if not (equals and name and members.strip()):
         raise AlignmentError(f"{where}: {text.strip()!r:.60} defines no set. Remedy: write 'NAME = 1-500'.")
     return name, members.strip()

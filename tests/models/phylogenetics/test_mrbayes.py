@@ -337,7 +337,8 @@ SEVERAL_STATES = {"a": "0102013", "b": "0111012", "c": "1002113", "d": "1100011"
 FREQUENCIES = "prset applyto=(1) statefreqpr=fixed(.1,.2,.3,.4); prset applyto=(4) statefreqpr=fixed(0.3,0.7);"
 PARTS = (
     "charset m=11-12; partition p=5: 1-6,7-10,m,13-16,17-20; set partition=p; "
-    "prset app=(1) statefreqpr=fixed(.1,.2,.3,.4); prset applyto=(5) statefreqpr=fixed(0.3,0.7); lset applyto=(3,4) rates=gamma; prset shapepr=fixed(0.5);"
+    "prset app=(1) statefreqpr=fixed(.1,.2,.3,.4); prset applyto=(5) statefreqpr=fixed(0.3,0.7); "
+    "lset applyto=(3,4) rates=gamma; prset shapepr=fixed(0.5);"
 )
 BY_TYPE = [
     (MIXED, TWO_STATES, FREQUENCIES, -76.21622),

@@ -16,9 +16,9 @@ from bayeskit.models.phylogenetics import (
     Tree,
     asdsf,
     majority_rule_consensus,
-    parse_substitution,
     split_frequencies,
 )
+from bayeskit.models.phylogenetics._data_files import data_of_file
 from bayeskit.models.phylogenetics._mrbayes import has_mrbayes_block, set_block_aside
 from bayeskit.models.phylogenetics.workflows._topology_evidence import TopologyEvidence, topology_evidence
 from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference, infer_topologies
@@ -54,11 +54,12 @@ def infer_topologies_in_folder(
     Parameters
     ----------
     path : path
-        A FASTA, NEXUS or PHYLIP file.
+        A FASTA, NEXUS or PHYLIP file, of one type of data or several.
     folder : path
         Existing folder.
     substitution : str, optional
-        Such as "GTR+G4"; by default what a MrBayes block of the file asks for, and without a block JC69.
+        Such as "GTR+G4", or by type "DNA=GTR+G4,standard=Mkv"; by default what a MrBayes block of the file asks for,
+        and without a block the usual models of `Partition.from_file`, JC69 for bases.
     evidence : bool, default True
         Whether to estimate the evidence over all topologies, in three ways.
     num_steps : int, default 20,000
@@ -125,7 +126,7 @@ def infer_topologies_in_folder(
 
 
 def model_of_file(path: str | Path, substitution: str | None) -> tuple[Alignment | Partition, dict[str, Any]]:
-    """Return the alignment of a file or its partition, and its model: named, that of its MrBayes block, or JC69.
+    """Return the alignment of a file or its partition, and its model: named, that of its MrBayes block, or usual.
 
     The model is a mapping of arguments: `substitution`, `site_rates` and, of a block, `branch_length_prior` and
     `constraints`. SettingsError if a block fixes the topology or unlinks the branch lengths.
@@ -140,19 +141,17 @@ def model_of_file(path: str | Path, substitution: str | None) -> tuple[Alignment
             )
         # The prior is the same for all topologies.
         model: dict[str, Any] = {
-            "branch_length_prior": block.branch_length_prior(_any_tree(block.alignment.taxa)),
+            "branch_length_prior": block.branch_length_prior(_any_tree(block.partition.taxa)),
             "constraints": tuple(block.constraints.values()),
         }
         if len(block.partition.subsets) > 1:
             return block.partition, model
-        (substitution_model,), (rates,) = block.partition.substitution.values(), block.partition.site_rates.values()
-        return block.alignment, model | {"substitution": substitution_model, "site_rates": rates}
+        ((name, alignment),) = block.partition.subsets.items()
+        chosen, rates = block.partition.substitution[name], block.partition.site_rates[name]
+        return alignment, model | {"substitution": chosen, "site_rates": rates}
     set_block_aside(path)
-    substitution = substitution or "JC69"
-    kind = {"gy94": "codon", "gy": "codon", "mk": "standard"}.get(substitution.partition("+")[0].strip().lower())
-    alignment = Alignment.from_file(path, data_type=kind)
-    chosen, rates = parse_substitution(substitution, alignment)
-    return alignment, {"substitution": chosen, "site_rates": rates}
+    data, model, _ = data_of_file(path, substitution)
+    return data, model
 
 
 def _any_tree(taxa: tuple[str, ...]) -> Tree:
