@@ -94,7 +94,7 @@ class _Record:
 
 
 @dataclass
-class _Matrix:
+class FileMatrix:
     """Sequences of one type, with the type that the file declares and the place of the matrix in the file."""
 
     records: list[_Record]
@@ -121,7 +121,7 @@ def _read_records(
     Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed, or
     holds several matrices. There is no warning about commands in `blocks_read`.
     """
-    matrices = _read_file(path, format, blocks_read)
+    matrices = matrices_of_file(path, format, blocks_read)
     if len(matrices) > 1:
         described = ", ".join(matrix.described for matrix in matrices[:4]) + (", ..." if len(matrices) > 4 else "")
         raise AlignmentError(
@@ -132,12 +132,12 @@ def _read_records(
     return matrices[0].records, matrices[0].kind
 
 
-def _read_file(
+def matrices_of_file(
     path: str | os.PathLike[str],
     format: str | None = None,
     blocks_read: Collection[str] = (),
     types_read: bool = False,
-) -> list[_Matrix]:
+) -> list[FileMatrix]:
     """Return the matrices of an alignment file: one, or those of the blocks of a NEXUS file.
 
     There is no warning about commands in `blocks_read` or, with `types_read`, about TYPESET and CTYPE.
@@ -151,7 +151,7 @@ def _read_file(
     if kind == "nexus":
         return _read_nexus(text, source, blocks_read, types_read)
     readers = {"fasta": _read_fasta, "phylip": _read_phylip, "clustal": _read_clustal, "stockholm": _read_stockholm}
-    return [_Matrix(readers[kind](text, source))]
+    return [FileMatrix(readers[kind](text, source))]
 
 
 def _guess(text: str, source: str) -> str:
@@ -477,9 +477,9 @@ def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_R
     return likely[0]
 
 
-def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read: bool) -> list[_Matrix]:
+def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read: bool) -> list[FileMatrix]:
     settings: dict[str, str] = {}
-    found: list[_Matrix] = []
+    found: list[FileMatrix] = []
     sets: list[tuple[str, str]] = []
     taxa: list[str] = []
     has_trees = False
@@ -520,7 +520,7 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read
             _check_format(settings, where, bool(taxa))
         elif head == "matrix":
             records = _nexus_matrix(rest, source, line, settings, taxa)
-            parts = _mixed_parts(records, settings) or [_Matrix(records, *_declared_type(settings, where))]
+            parts = _mixed_parts(records, settings) or [FileMatrix(records, *_declared_type(settings, where))]
             for part in parts:
                 part.line, part.title = line, title if part.sites is None else ""
                 part.block, part.block_title = number_of_blocks, title
@@ -539,7 +539,7 @@ def _joined(text: str) -> str:
     return QUOTED.sub(lambda found: "_".join(found.group().split()), text)
 
 
-def _name_parts(parts: list[_Matrix], sets: list[tuple[str, str]]) -> None:
+def _name_parts(parts: list[FileMatrix], sets: list[tuple[str, str]]) -> None:
     """Name each part of a mixed matrix after the character set of exactly its sites, if there is one."""
     columns = {id(part): part.sites for part in parts if part.sites is not None}
     num_sites = max((int(sites[-1]) + 1 for sites in columns.values()), default=0)
@@ -624,7 +624,7 @@ def _declared_type(settings: dict[str, str], where: str, name: str | None = None
     return types[kind]
 
 
-def _mixed_parts(records: list[_Record], settings: dict[str, str]) -> list[_Matrix]:
+def _mixed_parts(records: list[_Record], settings: dict[str, str]) -> list[FileMatrix]:
     """Divide a matrix that FORMAT declares as `mixed(TYPE:SITES,...)`; there is no part of any other."""
     mixed = _MIXED.fullmatch(settings.get("datatype", ""))
     if mixed is None:
@@ -642,7 +642,7 @@ def _mixed_parts(records: list[_Record], settings: dict[str, str]) -> list[_Matr
         parts[f"{label} (again)" if label in parts else label] = (name, parse_numbers(sites, num_sites, {}, where))
     check_partition({label: sites for label, (_, sites) in parts.items()}, num_sites, where)
     return [
-        _Matrix([_columns(record, sites) for record in records], *_declared_type(settings, where, name), sites=sites)
+        FileMatrix([_columns(record, sites) for record in records], *_declared_type(settings, where, name), sites=sites)
         for name, sites in parts.values()
     ]
 
@@ -1199,11 +1199,11 @@ def read_matrices(path: str | os.PathLike[str]) -> dict[str, Alignment]:
     >>> {name: matrix.num_sites for name, matrix in read_matrices(path).items()}
     {'DNA': 4, 'standard': 2}
     """
-    return named_alignments(path, _read_file(path))
+    return named_alignments(path, matrices_of_file(path))
 
 
 def named_alignments(
-    path: str | os.PathLike[str], matrices: Sequence[_Matrix], data_type: DataType | str | None = None
+    path: str | os.PathLike[str], matrices: Sequence[FileMatrix], data_type: DataType | str | None = None
 ) -> dict[str, Alignment]:
     """Return the alignment of each matrix of a file by its name, with the taxa in the order of the first."""
     found: dict[str, Alignment] = {}

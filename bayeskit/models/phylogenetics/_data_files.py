@@ -19,16 +19,15 @@ from bayeskit.extend import warn_user
 from bayeskit.models._substitution_names import CODON_MODELS, KNOWN_NAMES, SYNONYMS
 from bayeskit.models.phylogenetics._alignments import (
     Alignment,
-    _Matrix,
-    _read_file,
+    FileMatrix,
     gives_types,
+    matrices_of_file,
     named_alignments,
 )
 from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
-from bayeskit.models.phylogenetics._data_types import DataType, codons
+from bayeskit.models.phylogenetics._data_types import DataType, codons, standard_characters
 from bayeskit.models.phylogenetics._model_names import parse_substitution
 from bayeskit.models.phylogenetics._newick import nexus_commands, read_text, unquoted
-from bayeskit.models.phylogenetics._partitions import Partition
 from bayeskit.models.phylogenetics._site_rates import GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics._site_sets import check_partition, named_set, parse_numbers, ranges, read_partitions
 from bayeskit.models.phylogenetics._substitution import (
@@ -78,7 +77,7 @@ def read_parts(
 
     With `blocks_read`, the caller reads these blocks and no types of characters elsewhere.
     """
-    matrices = _read_file(path, None, blocks_read or (), types_read=blocks_read is None)
+    matrices = matrices_of_file(path, None, blocks_read or (), types_read=blocks_read is None)
     before: dict[int, int] = {}
     first = 0
     for block in sorted({matrix.block for matrix in matrices}):
@@ -94,7 +93,7 @@ def read_parts(
 
 
 def _codon_reader(
-    path: str | os.PathLike[str], matrix: _Matrix, taxa: tuple[str, ...]
+    path: str | os.PathLike[str], matrix: FileMatrix, taxa: tuple[str, ...]
 ) -> Callable[[DataType], Alignment]:
     """Return the function that reads a matrix of bases as codons."""
 
@@ -249,6 +248,7 @@ def is_ordered(word: str, where: str) -> bool:
 
 def check_coding(part: FilePart, coding: str, source: str, remedy: str = "use coding='all'") -> FilePart:
     """Leave out characters that cannot be in data of a coding, with a warning; AlignmentError if none is left."""
+    with_coding(Mk(2), coding)  # an unknown one is an error
     out = np.arange(0) if coding == "all" else sites_left_out(part.alignment, coding)
     if not len(out):
         return part
@@ -274,19 +274,42 @@ def with_coding(model: SubstitutionModel, coding: str | None) -> SubstitutionMod
     return VariableSites(model, str(coding))
 
 
+def by_states(
+    alignment: Alignment, ordered: NDArray[np.int64], coding: str
+) -> dict[str, tuple[Alignment, SubstitutionModel]]:
+    """Divide standard data by the number of states that characters show, and by order, with the model of each.
+
+    `ordered` are sites of the alignment; all can be in data of the coding.
+    """
+    masks, everything = alignment.patterns.numpy().astype(np.int64), alignment.data_type.everything
+    shown = np.bitwise_or.reduce(np.where(masks == everything, 0, masks), axis=0)
+    counts = np.array([max(2, int(one).bit_length()) for one in shown])[alignment.site_patterns.numpy()]
+    in_order = np.zeros(alignment.num_sites, dtype=bool)
+    in_order[ordered] = True
+    in_order &= counts > 2  # two states are always neighbours
+    found = {}
+    for number, is_in_order in sorted({*zip(counts.tolist(), in_order.tolist(), strict=True)}):
+        subset = alignment.select_sites(np.flatnonzero((counts == number) & (in_order == is_in_order)))
+        # They show the first states alone.
+        kind = standard_characters("".join(subset.data_type.states[:number]))
+        subset = replace(subset, patterns=subset.patterns & kind.everything, data_type=kind)
+        model = with_coding(OrderedMk(number) if is_in_order else Mk(number), coding)
+        found[f"{'ordered' if is_in_order else 'states'}_{number}"] = (subset, model)
+    return found
+
+
 def characters(
     part: FilePart, ordered: NDArray[np.int64], coding: str, prefix: str = ""
 ) -> dict[str, tuple[Alignment, SubstitutionModel]]:
-    """Divide standard data by the numbers of states of characters, by name; `ordered` are columns of the file."""
-    places = np.flatnonzero(np.isin(part.columns, ordered))
-    found = Partition.of_characters(part.alignment, ordered=places.tolist(), coding=coding)
-    return {f"{prefix}{name}": (one, found.substitution[name]) for name, one in found.subsets.items()}
+    """Divide standard data as `by_states`; `ordered` are columns of the file."""
+    found = by_states(part.alignment, np.flatnonzero(np.isin(part.columns, ordered)), coding)
+    return {f"{prefix}{name}": subset for name, subset in found.items()}
 
 
 class FileData:
-    """The data of a file with their models, as a partition and in words.
+    """The data of a file with their models, as arguments of `Partition` and in words.
 
-    Arguments are those of `Partition.from_file`.
+    Takes the arguments of `Partition.from_file`.
     """
 
     def __init__(
@@ -306,20 +329,19 @@ class FileData:
         self._models = self._by_part("models", models, (str, SubstitutionModel))
         self._rates = self._by_part("site_rates", site_rates, SiteRates)
         self._codings = self._by_part("coding", coding, str)
-        self._subsets: dict[str, Alignment] = {}
-        self._substitution: dict[str, SubstitutionModel] = {}
-        self._site_rates: dict[str, SiteRates | None] = {}
-        self._linked: dict[str, list[tuple[str, ...]]] = {}
+        self.subsets: dict[str, Alignment] = {}
+        self.substitution: dict[str, SubstitutionModel] = {}
+        self.site_rates: dict[str, SiteRates | None] = {}
+        self.linked: dict[str, list[tuple[str, ...]]] = {}
         self._words: list[str] = []
         self._usual = {kind: usual_coding(self.parts, kind) for kind in CODED}
         several = sum(part.kind == "standard" for part in self.parts) > 1
         for part in self.parts:
             self._add(part, ordered, f"{part.name}_" if several else "")
-        self.partition = Partition(self._subsets, self._substitution, self._site_rates, linked=self._linked)
 
     def __str__(self) -> str:
         sites = sum(len(part.columns) for part in self.parts)
-        return "\n".join([f"{self.source}: {self.partition.num_taxa} taxa, {sites} sites", *self._words])
+        return "\n".join([f"{self.source}: {len(self.parts[0].alignment.taxa)} taxa, {sites} sites", *self._words])
 
     def _divided(self, parts: Sequence[FilePart], subsets: Any) -> list[FilePart]:
         """Return the subsets of sites, all of one type."""
@@ -409,22 +431,22 @@ class FileData:
             found = {part.name: (part.alignment, with_coding(usual() if model is None else model, coding))}
         names = []
         for wanted, (alignment, chosen) in found.items():
-            name = wanted if wanted not in self._subsets else f"{part.name}_{wanted}"
+            name = wanted if wanted not in self.subsets else f"{part.name}_{wanted}"
             names.append(name)
-            self._subsets[name], self._substitution[name], self._site_rates[name] = alignment, chosen, rates
+            self.subsets[name], self.substitution[name], self.site_rates[name] = alignment, chosen, rates
         shared = {} if rates is None else rates.priors(torch.empty(0, dtype=torch.float64))
         for parameter in shared if len(names) > 1 else ():
-            self._linked.setdefault(parameter, []).append(tuple(names))
+            self.linked.setdefault(parameter, []).append(tuple(names))
         self._words += self._in_words(part, names, [*map(called, layers(rates)), *words])
 
     def _in_words(self, part: FilePart, names: Sequence[str], words: Sequence[str]) -> list[str]:
         """Return lines on a part and its subsets; of one subset with its name, one line."""
         kind = "" if part.kind.lower() == part.name.lower() else f"{part.kind}, "
-        head = f"  {part.name} ({kind}{counted(part)}): "
+        head = f"  {part.name} ({kind}{number_of_sites(part)}): "
         if list(names) == [part.name]:
-            model = called(self._substitution[part.name]).partition(", coding")[0]
+            model = called(self.substitution[part.name]).partition(", coding")[0]
             return [head + ", ".join([model, *words])]
-        lines = [f"    {counted(self._subsets[name])}: {called(self._substitution[name])}" for name in names]
+        lines = [f"    {number_of_sites(self.subsets[name])}: {called(self.substitution[name])}" for name in names]
         return [head + ", ".join(words), *lines]
 
 
@@ -460,24 +482,8 @@ def _as_codons(part: FilePart, text: str) -> FilePart:
     return replace(part, kind="codon", alignment=part.as_codons(codons()))
 
 
-def data_of_file(
-    path: str | os.PathLike[str], substitution: str | None
-) -> tuple[Alignment | Partition, dict[str, Any], str]:
-    """Return the data of a file, the arguments for their model, and what was read, in words.
-
-    `substitution` is a name such as "GTR+G4" for data of one type, or several by type, "DNA=GTR+G4,standard=Mkv".
-    Data with one model are an alignment with the arguments `substitution` and `site_rates`; others are a partition.
-    """
-    found = FileData(path, parse_models(substitution))
-    if len(found.partition.subsets) > 1:
-        return found.partition, {}, str(found)
-    ((name, alignment),) = found.partition.subsets.items()
-    model = {"substitution": found.partition.substitution[name], "site_rates": found.partition.site_rates[name]}
-    return alignment, model, str(found)
-
-
 def file_in_words(path: str | os.PathLike[str], substitution: str | None) -> str:
-    """Return what `data_of_file` reads, for data of several types or of characters, else nothing."""
+    """Return what `Partition.from_file` reads, for data of several types or of characters, else nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are for who reads the data
         found = FileData(path, parse_models(substitution))
@@ -513,7 +519,7 @@ def parse_models(text: str | None) -> str | dict[str, str] | None:
 # Words.
 
 
-def counted(data: FilePart | Alignment) -> str:
+def number_of_sites(data: FilePart | Alignment) -> str:
     """Return the number of sites, or of characters, as text."""
     alignment, kind = (data.alignment, data.kind) if isinstance(data, FilePart) else (data, data.data_type.name)
     word = {"standard": "character", "codon": "codon"}.get(kind, "site")

@@ -26,9 +26,9 @@ from bayeskit.models.phylogenetics._data_files import (
     called,
     characters,
     check_coding,
-    counted,
     is_ordered,
     layers,
+    number_of_sites,
     part_of,
     read_parts,
     type_of,
@@ -229,7 +229,7 @@ class MrBayesBlock:
         for name, alignment in self.partition.subsets.items():
             substitution, site_rates = self.partition.substitution[name], self.partition.site_rates[name]
             models = [substitution, *layers(site_rates)]
-            lines.append(f"  {name} ({counted(alignment)}): {', '.join(map(called, models))}")
+            lines.append(f"  {name} ({number_of_sites(alignment)}): {', '.join(map(called, models))}")
             for model in models:
                 free = model.model if isinstance(model, VariableSites) else model
                 if not _is_published(free):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.distributions import constraints
 from bayeskit.errors import AlignmentError, DataWarning, SettingsError, ShapeError
 from bayeskit.extend import warn_user
 from bayeskit.models.phylogenetics._alignments import Alignment
-from bayeskit.models.phylogenetics._data_types import standard_characters
+from bayeskit.models.phylogenetics._data_files import FileData, by_states
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
 from bayeskit.models.phylogenetics._site_rates import SiteRates
 from bayeskit.models.phylogenetics._site_sets import ranges
@@ -26,7 +25,6 @@ from bayeskit.models.phylogenetics._substitution import (
     JC69,
     Given,
     Mk,
-    OrderedMk,
     Parameter,
     SubstitutionModel,
     VariableSites,
@@ -184,34 +182,23 @@ class Partition:
         if not isinstance(alignment, Alignment) or alignment.data_type.name != "standard":
             kind = getattr(alignment, "data_type", type(alignment).__name__)
             raise AlignmentError(f"The data are {kind}, not standard characters. Remedy: give them as Partition(...).")
-        masks, everything = alignment.patterns.numpy().astype(np.int64), alignment.data_type.everything
-        shown = np.bitwise_or.reduce(np.where(masks == everything, 0, masks), axis=0)
-        counts = np.array([max(2, int(one).bit_length()) for one in shown])[alignment.site_patterns.numpy()]
-        in_order = np.zeros(alignment.num_sites, dtype=bool)
-        in_order[alignment.site_indices(ordered, "ordered")] = True
-        in_order &= counts > 2  # two states are always neighbours
-        subsets, models, left_out = {}, {}, list[int]()
-        for number, is_ordered in sorted({*zip(counts.tolist(), in_order.tolist(), strict=True)}):
-            sites = np.flatnonzero((counts == number) & (in_order == is_ordered))
-            subset = _with_states(alignment.select_sites(sites), number)
-            model: SubstitutionModel = OrderedMk(number) if is_ordered else Mk(number)
-            if coding != "all":
-                model = VariableSites(model, coding)
-                out = sites_left_out(subset, coding)
-                left_out += sites[out].tolist()
-                if len(out) == len(sites):
-                    continue
-                subset = subset.select_sites(np.setdiff1d(np.arange(len(sites)), out))
-            name = f"{'ordered' if is_ordered else 'states'}_{number}"
-            subsets[name], models[name] = subset, model
-        if left_out:
-            warn_user(
-                f"The characters {ranges(np.sort(left_out))} (counted from 1) cannot be in data of coding={coding!r}, "
-                "and are left out.",
-                DataWarning,
-            )
-        if not subsets:
-            raise AlignmentError(f"No character can be in data of coding={coding!r}. Remedy: use coding='all'.")
+        in_order = alignment.site_indices(ordered, "ordered")
+        if coding != "all":
+            VariableSites(Mk(2), coding)  # an unknown one is an error
+            left_out = sites_left_out(alignment, coding)
+            if len(left_out):
+                warn_user(
+                    f"The characters {ranges(left_out)} (counted from 1) cannot be in data of coding={coding!r}, and "
+                    "are left out.",
+                    DataWarning,
+                )
+            kept = np.setdiff1d(np.arange(alignment.num_sites), left_out)
+            if not len(kept):
+                raise AlignmentError(f"No character can be in data of coding={coding!r}. Remedy: use coding='all'.")
+            alignment, in_order = alignment.select_sites(kept), np.flatnonzero(np.isin(kept, in_order))
+        found = by_states(alignment, in_order, coding)
+        subsets = {name: subset for name, (subset, _) in found.items()}
+        models = {name: model for name, (_, model) in found.items()}
         shared = [] if site_rates is None else list(site_rates.priors(torch.empty(0, dtype=torch.float64)))
         return cls(subsets, models, site_rates, linked=shared)
 
@@ -284,10 +271,8 @@ class Partition:
         >>> Partition.from_file(path, models={"DNA": "HKY85+G4"})
         Partition(DNA: 4 sites, HKY85, GammaRates; states_2: 2 sites, VariableSites; ordered_3: 1 sites, VariableSites)
         """
-        # That module needs partitions.
-        from bayeskit.models.phylogenetics._data_files import FileData
-
-        return FileData(path, models, site_rates, coding, subsets).partition
+        found = FileData(path, models, site_rates, coding, subsets)
+        return cls(found.subsets, found.substitution, found.site_rates, linked=found.linked)
 
     def __repr__(self) -> str:
         parts = [
@@ -451,12 +436,6 @@ class Partition:
                 tuple(subset for subset in owners[name] if subset in set(group)) for group in groups if group
             ]
         return found
-
-
-def _with_states(alignment: Alignment, number: int) -> Alignment:
-    """Return characters with their first states alone, of which they show no others."""
-    kind = standard_characters("".join(alignment.data_type.states[:number]))
-    return replace(alignment, patterns=alignment.patterns & kind.everything, data_type=kind)
 
 
 def _same(one: Any, other: Any) -> bool:

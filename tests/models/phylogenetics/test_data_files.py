@@ -18,8 +18,9 @@ from bayeskit.models.phylogenetics import (
     TreeModel,
     VariableSites,
 )
-from bayeskit.models.phylogenetics._data_files import FileData, data_of_file, file_in_words, parse_models
+from bayeskit.models.phylogenetics._data_files import FileData, file_in_words, parse_models
 from bayeskit.models.phylogenetics._substitution import Binary
+from bayeskit.models.phylogenetics.workflows._topology_folder import model_of_file
 
 TREE = Tree.from_newick("(a:0.1,b:0.1,(c:0.1,d:0.1):0.1);")
 MIXED = "mixed(dna:1-6,protein:7-10,standard:11-16,restriction:17-20)"
@@ -276,14 +277,14 @@ def test_what_was_read_in_words(tmp_path):
 
 
 def test_data_with_one_model_are_an_alignment(tmp_path):
-    data, model, _ = data_of_file(write(tmp_path, block("dna", {"a": "ACGT", "b": "ACGA"})), "HKY85+G4")
+    data, model = model_of_file(write(tmp_path, block("dna", {"a": "ACGT", "b": "ACGA"})), "HKY85+G4")
     assert isinstance(data, Alignment) and type(model["substitution"]).__name__ == "HKY85"
-    data, model, _ = data_of_file(write(tmp_path, block("standard", {"a": "01", "b": "10"})), None)
+    data, model = model_of_file(write(tmp_path, block("standard", {"a": "01", "b": "10"})), None)
     assert isinstance(data, Alignment) and isinstance(model["substitution"], VariableSites)
     letters = tmp_path / "letters.fasta"
     letters.write_text(">a\nAC\n>b\nCB\n>c\nCB\n")
-    assert data_of_file(letters, "Mkv")[0].data_type.num_states == 13  # C is the state after 0 to 9, A and B
-    data, model, _ = data_of_file(write(tmp_path, block(MIXED, ROWS)), None)
+    assert model_of_file(letters, "Mkv")[0].data_type.num_states == 13  # C is the state after 0 to 9, A and B
+    data, model = model_of_file(write(tmp_path, block(MIXED, ROWS)), None)
     assert isinstance(data, Partition) and not model
 
 

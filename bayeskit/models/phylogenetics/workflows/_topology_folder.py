@@ -18,7 +18,7 @@ from bayeskit.models.phylogenetics import (
     majority_rule_consensus,
     split_frequencies,
 )
-from bayeskit.models.phylogenetics._data_files import data_of_file
+from bayeskit.models.phylogenetics._data_files import parse_models
 from bayeskit.models.phylogenetics._mrbayes import has_mrbayes_block, set_block_aside
 from bayeskit.models.phylogenetics.workflows._topology_evidence import TopologyEvidence, topology_evidence
 from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference, infer_topologies
@@ -144,14 +144,18 @@ def model_of_file(path: str | Path, substitution: str | None) -> tuple[Alignment
             "branch_length_prior": block.branch_length_prior(_any_tree(block.partition.taxa)),
             "constraints": tuple(block.constraints.values()),
         }
-        if len(block.partition.subsets) > 1:
-            return block.partition, model
-        ((name, alignment),) = block.partition.subsets.items()
-        chosen, rates = block.partition.substitution[name], block.partition.site_rates[name]
-        return alignment, model | {"substitution": chosen, "site_rates": rates}
+        data, chosen = with_one_model(block.partition)
+        return data, model | chosen
     set_block_aside(path)
-    data, model, _ = data_of_file(path, substitution)
-    return data, model
+    return with_one_model(Partition.from_file(path, models=parse_models(substitution)))
+
+
+def with_one_model(partition: Partition) -> tuple[Alignment | Partition, dict[str, Any]]:
+    """Return a partition; if it has one subset, this alignment and the arguments of its model."""
+    if len(partition.subsets) > 1:
+        return partition, {}
+    ((name, alignment),) = partition.subsets.items()
+    return alignment, {"substitution": partition.substitution[name], "site_rates": partition.site_rates[name]}
 
 
 def _any_tree(taxa: tuple[str, ...]) -> Tree:
