@@ -150,6 +150,8 @@ def ordered_columns(path: str | os.PathLike[str], parts: Sequence[FilePart]) -> 
     These are the standard data that an active TYPESET, CTYPE of a MRBAYES or PAUP block, or OPTIONS DEFTYPE names; a
     later command overrides an earlier one. AlignmentError for types without a model.
     """
+    if all(part.kind != "standard" for part in parts):
+        return np.arange(0)
     text, source = read_text(path, "an alignment", AlignmentError), os.fspath(path)
     if text.lstrip()[:6].upper() != "#NEXUS":
         return np.arange(0)
@@ -164,11 +166,12 @@ def ordered_columns(path: str | os.PathLike[str], parts: Sequence[FilePart]) -> 
     ]
     titles: list[str] = []
     sets: list[tuple[str, str]] = []
-    title = linked = ""
+    title = linked = last = ""
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
         where = f"{source}, line {line}"
         plain = unquoted(rest)
-        if head == "title":
+        linked, last = linked if block == last else "", block
+        if head == "title" and block in ("data", "characters"):
             title = plain.strip().lower()
         elif head == "matrix" and block in ("data", "characters"):
             titles.append(title)

@@ -157,12 +157,15 @@ def test_ordered_characters(tmp_path, commands):
 
 def test_ordered_characters_of_one_of_several_matrices(tmp_path):
     rows = {"a": "00", "b": "11", "c": "22", "d": "02"}
-    blocks = block("standard", rows, "first"), block("standard", rows, "second")
+    blocks = "begin taxa; title second; end;", block("standard", rows, "first"), block("standard", rows, "'second'")
     named = "begin assumptions; typeset * mine (CHARACTERS = second) = ord: 2; end;"
     partition = Partition.from_file(write(tmp_path, *blocks, named))
     assert list(partition.subsets) == ["first_states_3", "second_states_3", "second_ordered_3"]
     linked = "begin assumptions; link characters = first; typeset * mine = ord: 2; end;"
     assert "first_ordered_3" in Partition.from_file(write(tmp_path, *blocks, linked)).subsets
+    of_another = f"{linked.removesuffix('typeset * mine = ord: 2; end;')}end; begin sets; typeset * mine = ord: 2; end;"
+    with pytest.raises(AlignmentError, match="for one of 2 matrices"):
+        Partition.from_file(write(tmp_path, *blocks, of_another))
     with pytest.raises(
         AlignmentError, match=r"line 24: the command is for one of 2 matrices.*Remedy: give each block a"
     ):
