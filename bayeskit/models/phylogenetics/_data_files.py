@@ -270,6 +270,13 @@ def usual_coding(parts: Sequence[FilePart], kind: str) -> str:
     return "all" if any(len(sites_left_out(part.alignment, coding)) for part in parts if part.kind == kind) else coding
 
 
+def _why_all(part: FilePart) -> str:
+    """Return the sites that keep data from their usual coding, in words."""
+    out = part.columns[sites_left_out(part.alignment, _USUAL_CODING[part.kind])]
+    may = "constant" if part.kind == "standard" else "absent in all taxa"
+    return f" (may be {may}: {ranges(out)})" if len(out) else ""
+
+
 def with_coding(model: SubstitutionModel, coding: str | None) -> SubstitutionModel:
     """Return a model of sites that were chosen, unless `coding` is "all" or None, or it is such a model already."""
     if coding in (None, "all") or isinstance(model, VariableSites):
@@ -419,10 +426,13 @@ class FileData:
                 "the two."
             )
         if part.kind in CODED:
-            coding = self._usual[part.kind] if model is None and coding is None else coding
+            is_usual, why = model is None and coding is None, ""
+            coding = self._usual[part.kind] if is_usual else coding
+            if is_usual and coding == "all":
+                why = _why_all(part)
             before = part.columns
             part = check_coding(part, coding or str(getattr(model, "coding", "all")), self.source)
-            words = [f"coding {coding}"] if coding else []
+            words = [f"coding {coding}{why}"] if coding else []
             if len(part.columns) < len(before):
                 words.append(f"without {ranges(np.setdiff1d(before, part.columns))}")
         if part.kind == "standard" and model is None:

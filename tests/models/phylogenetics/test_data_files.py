@@ -275,6 +275,8 @@ def test_what_was_read_in_words(tmp_path):
         "    1 character: Mk with 3 states",
         "  restriction (4 sites): Binary, coding noabsence",
     ]
+    characters = write(tmp_path, block("standard", {"a": "010", "b": "0?1"}))
+    assert "coding all (may be constant: 1-2)" in file_in_words(characters, None)
     bases = write(tmp_path, block("dna", {"a": "ACGT", "b": "ACGA"}))
     assert file_in_words(bases, None) == ""
 
