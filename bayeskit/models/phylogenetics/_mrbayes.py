@@ -232,8 +232,12 @@ class MrBayesBlock:
             lines.append(f"  {name} ({number_of_sites(alignment)}): {', '.join(map(called, models))}")
             for model in models:
                 free = model.model if isinstance(model, VariableSites) else model
-                if not _is_published(free):
-                    lines += [f"    {_in_words(parameter, getattr(free, parameter))}" for parameter in free.parameters]
+                of_the_name = {"F81": ["kappa"]}.get(called(free), ["amino_acid_frequencies"] * _is_published(free))
+                lines += [
+                    f"    {_in_words(parameter, getattr(free, parameter))}"
+                    for parameter in free.parameters
+                    if parameter not in of_the_name
+                ]
         lines += [
             f"  {parameter}: one value in {', '.join(group)}"
             for parameter, groups in self.partition.linked.items()
@@ -887,6 +891,12 @@ def _counted(alignment: Alignment) -> Tensor:
     states = torch.arange(alignment.data_type.num_states)
     allowed = ((alignment.patterns.long()[..., None] >> states) & 1).to(torch.float64)
     counts = (allowed / allowed.sum(-1, keepdim=True) * alignment.weights[:, None]).sum((0, 1))
+    absent = [state for state, count in zip(alignment.data_type.states, counts.tolist(), strict=True) if not count]
+    if absent:
+        raise AlignmentError(
+            f"the state {absent[0]} never occurs, so that its frequency would be zero. Remedy: write "
+            "statefreqpr=dirichlet(1), or numbers above zero."
+        )
     return counts / counts.sum()
 
 

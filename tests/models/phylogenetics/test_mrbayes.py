@@ -390,7 +390,6 @@ def test_defaults_of_each_type(tmp_path):
     assert str(block).splitlines() == [
         f"MrBayes block of {tmp_path}/mine.nex: 5 taxa, 19 sites",
         "  DNA (6 sites): F81, InvariantSites, GammaRates with 4 categories",
-        "    kappa = 1",
         "    base_frequencies ~ Dirichlet(1, 1, 1, 1)",
         "    proportion ~ Uniform(0, 1)",
         "    shape ~ Exponential(1)",
@@ -440,6 +439,13 @@ def test_what_is_refused_of_other_types(tmp_path, commands):
     with pytest.raises(AlignmentError, match=rf"mine\.nex, line 14: .*{BY_TYPE_REFUSED[commands]}.*Remedy") as error:
         read(tmp_path, commands, data)
     assert "HKY85" not in str(error.value) and "F81" not in str(error.value)
+
+
+def test_states_that_never_occur_have_no_empirical_frequency(tmp_path):
+    data = typed("dna", {"a": "AC", "b": "AG"})
+    with pytest.raises(AlignmentError, match=r"line 11: '.*': the state T never occurs.*Remedy") as error:
+        read(tmp_path, "prset statefreqpr=fixed(empirical);", data)
+    assert "HKY85" not in str(error.value)
 
 
 def test_data_that_no_coding_allows(tmp_path):
