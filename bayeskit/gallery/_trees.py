@@ -94,6 +94,7 @@ def tree_target(
         check_substitution(substitution)
     from bayeskit._logdensity.target import Target
     from bayeskit.models import phylogenetics
+    from bayeskit.models._substitution_names import kind_of_data
     from bayeskit.models.phylogenetics._mrbayes import set_block_aside
 
     block = mrbayes_block(alignment) if substitution is None and block is None else block
@@ -101,7 +102,7 @@ def tree_target(
         return Target.from_pyro(block.model(phylogenetics.Tree.from_file(tree)))
     set_block_aside(alignment)
     substitution = substitution or "JC69"
-    kind = {"gy94": "codon", "gy": "codon", "mk": "standard"}.get(substitution.partition("+")[0].strip().lower())
+    kind = kind_of_data(substitution)
     sequences = phylogenetics.Alignment.from_file(alignment, data_type=kind)
     topology = phylogenetics.Tree.from_file(tree)
     model, site_rates = phylogenetics.parse_substitution(substitution, sequences)

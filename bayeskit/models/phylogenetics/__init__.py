@@ -6,10 +6,12 @@ from bayeskit.models.phylogenetics._amino_acids import AminoAcidModel
 from bayeskit.models.phylogenetics._ancestral_states import ancestral_states
 from bayeskit.models.phylogenetics._branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics._clocks import StrictClock, UncorrelatedLogNormalClock
-from bayeskit.models.phylogenetics._codon_models import GY94, codon_frequencies
+from bayeskit.models.phylogenetics._codon_mixtures import M3, BranchModel, BranchSiteModel, M1a, M2a
+from bayeskit.models.phylogenetics._codon_models import GY94, MG94, codon_frequencies
 from bayeskit.models.phylogenetics._data_types import DNA, PROTEIN, DataType, codons, standard_characters
 from bayeskit.models.phylogenetics._dated_topologies import DatedTopology
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
+from bayeskit.models.phylogenetics._mixture_models import MixtureModel, ProfileMixture
 from bayeskit.models.phylogenetics._model_names import parse_substitution
 from bayeskit.models.phylogenetics._mrbayes import MrBayesBlock
 from bayeskit.models.phylogenetics._neighbour_joining import jukes_cantor_distances, neighbour_joining
@@ -33,8 +35,10 @@ from bayeskit.models.phylogenetics._substitution import (
     JC69,
     K80,
     TN93,
+    Binary,
     GTRSubmodel,
     Mk,
+    OrderedMk,
     ReversibleModel,
     SubstitutionModel,
     VariableSites,
@@ -68,7 +72,10 @@ __all__ = [
     "Alignment",
     "AminoAcidModel",
     "AnnotatedTree",
+    "Binary",
     "BirthDeathTree",
+    "BranchModel",
+    "BranchSiteModel",
     "ConditionalCladeDistribution",
     "ConstantCoalescent",
     "DNA",
@@ -85,12 +92,19 @@ __all__ = [
     "InvariantSites",
     "JC69",
     "K80",
+    "M1a",
+    "M2a",
+    "M3",
+    "MG94",
+    "MixtureModel",
     "Mk",
     "MrBayesBlock",
+    "OrderedMk",
     "PROTEIN",
     "Partition",
     "PartitionedForestLikelihood",
     "PartitionedTreeModel",
+    "ProfileMixture",
     "ReversibleModel",
     "SampleFrequencies",
     "SiteRates",
@@ -106,8 +120,8 @@ __all__ = [
     "TreeModel",
     "TreeSample",
     "UncorrelatedLogNormalClock",
-    "YuleTree",
     "VariableSites",
+    "YuleTree",
     "all_reversible_models",
     "all_topologies",
     "ancestral_states",

@@ -29,9 +29,11 @@ from bayeskit.models.phylogenetics._substitution import (
     JC69,
     K80,
     TN93,
+    Binary,
     Given,
     GTRSubmodel,
     Mk,
+    OrderedMk,
     SubstitutionModel,
     VariableSites,
     check_data_type,
@@ -42,7 +44,21 @@ from bayeskit.models.phylogenetics._variable_sites import check_variable_sites
 #: The models with one process for all sites, by the names of their classes, for files of fitted posteriors.
 SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
     model.__name__: model
-    for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, MG94, Mk, VariableSites)
+    for model in (
+        JC69,
+        K80,
+        HKY85,
+        TN93,
+        GTR,
+        GTRSubmodel,
+        AminoAcidModel,
+        GY94,
+        MG94,
+        Mk,
+        OrderedMk,
+        Binary,
+        VariableSites,
+    )
 }
 
 _CLASSES: dict[str, Callable[[Given], SubstitutionModel]] = {

@@ -100,15 +100,12 @@ class FreeParameters(_Coordinates):
         like = torch.empty(0, dtype=torch.float64)
         super().__init__(substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like)))
 
-    def models(self, u: Tensor) -> tuple[SubstitutionModel, Categories | None]:
-        """Return the substitution model and the rates of sites at coordinates `(*batch, dim)`."""
-        values = self.values(u)
-        rates = None if self.site_rates is None else self.site_rates.with_parameters(values).categories(u.new_zeros(()))
-        return self.substitution.with_parameters(values), rates
-
     def parts(self, u: Tensor) -> list[tuple[SubstitutionModel, Categories | None]]:
-        """Return the models of the one part of the sites."""
-        return [self.models(u)]
+        """Return the substitution model and the rates of sites, as numbers, of the one part, at `(*batch, dim)`."""
+        values = self.values(u)
+        rates = None if self.site_rates is None else self.site_rates.with_parameters(values)
+        numbers = None if rates is None else rates.category_numbers(u.new_zeros(()))
+        return [(self.substitution.with_parameters(values), numbers)]
 
 
 class PartitionParameters(_Coordinates):
@@ -120,11 +117,11 @@ class PartitionParameters(_Coordinates):
         super().__init__(partition.priors(torch.empty(0, dtype=torch.float64)))
 
     def parts(self, u: Tensor) -> list[tuple[SubstitutionModel, Categories]]:
-        """Return the substitution model and the rates of sites of each subset at coordinates `(*batch, dim)`."""
+        """Return the substitution model and the rates of sites, as numbers, of each subset at `(*batch, dim)`."""
         found = []
         for subset, rate, own in self.partition.arguments(u.new_ones(*u.shape[:-1], 1), self.values(u)):
             rates, none = self.site_rates[subset], u.new_zeros(())
-            categories = one_rate(none) if rates is None else rates.with_parameters(own).categories(none)
+            categories = one_rate(none) if rates is None else rates.with_parameters(own).category_numbers(none)
             # The relative rate, by which branch lengths are multiplied, does the same to the rates of sites.
             scaled = categories._replace(rates=categories.rates * rate)
             found.append((self.substitution[subset].with_parameters(own), scaled))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from pyro.distributions import Beta, Dirichlet, Exponential, TorchDistribution
 from torch import Tensor
@@ -44,6 +45,23 @@ def category_means(shape: Tensor, num_categories: int) -> Tensor:
     shares = torch.where(shape > _LARGE_SHAPE, by_difference, by_series)
     none = torch.zeros_like(shape)
     return num_categories * torch.diff(torch.cat([none, shares, none + 1.0], -1))
+
+
+#: Shapes for which SciPy's quantiles are exact to rounding.
+_SCIPY = (0.01, _LARGE_SHAPE)
+
+
+def category_means_as_numbers(shape: Tensor, num_categories: int) -> Tensor:
+    """Return the means as `category_means` does, without derivatives, in a hundredth of the time."""
+    from scipy.special import gammainc, gammaincinv
+
+    alpha = shape.detach().to(torch.float64)[..., None].numpy()
+    if not ((alpha >= _SCIPY[0]) & (alpha <= _SCIPY[1])).all():
+        return category_means(shape, num_categories)
+    bounds = np.arange(1, num_categories) / num_categories
+    shares = gammainc(alpha + 1, gammaincinv(alpha, bounds))
+    none = np.zeros_like(alpha)
+    return torch.from_numpy(num_categories * np.diff(np.concatenate([none, shares, none + 1], -1)))
 
 
 def category_medians(shape: Tensor, num_categories: int) -> Tensor:
@@ -178,6 +196,10 @@ class SiteRates(Parameterized, ABC):
     def categories(self, like: Tensor) -> Categories:
         """Return the categories, with the dtype and device of `like`."""
 
+    def category_numbers(self, like: Tensor) -> Categories:
+        """Return the categories on the CPU, without derivatives."""
+        return self.categories(like)
+
 
 @dataclass(frozen=True, eq=False)
 class GammaRates(SiteRates):
@@ -228,8 +250,14 @@ class GammaRates(SiteRates):
 
     def categories(self, like: Tensor) -> Categories:
         """Return the categories, with the dtype and device of `like`."""
-        represent = category_medians if self.median else category_means
-        rates = represent(self._values("shape", like), self.num_categories).to(like.dtype)
+        return self._represented(category_medians if self.median else category_means, like)
+
+    def category_numbers(self, like: Tensor) -> Categories:
+        """Return the categories on the CPU, without derivatives."""
+        return self._represented(category_medians if self.median else category_means_as_numbers, like)
+
+    def _represented(self, by: Callable[[Tensor, int], Tensor], like: Tensor) -> Categories:
+        rates = by(self._values("shape", like), self.num_categories).to(like.dtype)
         return Categories(rates, torch.full_like(rates, 1.0 / self.num_categories))
 
 
@@ -390,11 +418,16 @@ class InvariantSites(SiteRates):
 
     def categories(self, like: Tensor) -> Categories:
         """Return the categories, with the dtype and device of `like`."""
+        return self._beside(one_rate(like) if self.others is None else self.others.categories(like), like)
+
+    def category_numbers(self, like: Tensor) -> Categories:
+        """Return the categories on the CPU, without derivatives."""
+        return self._beside(one_rate(like) if self.others is None else self.others.category_numbers(like), like)
+
+    def _beside(self, others: Categories, like: Tensor) -> Categories:
+        """Return the categories of the variable sites with that of the invariant ones."""
         proportion = self._values("proportion", like)
-        if self.others is None:
-            rates, weights, _ = one_rate(like)
-        else:
-            rates, weights, _ = self.others.categories(like)
+        rates, weights, _ = others
         left = (1.0 - proportion)[..., None]
         return Categories(rates / left, weights * left, proportion)
 

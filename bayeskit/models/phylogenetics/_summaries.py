@@ -397,7 +397,6 @@ def _comment(notes: Sequence[str]) -> str:
 
 
 #: The same class by the name that consensus trees had alone.
-ConsensusTree = AnnotatedTree
 
 
 def majority_rule_consensus(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pyro.distributions import Exponential, Gamma, TorchDistribution
 from torch import Tensor
 
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SamplingWarning, SettingsError
 from bayeskit.extend import (
     CHECKPOINT_SECONDS,
     Control,
@@ -37,6 +38,7 @@ from bayeskit.extend import (
     result_html,
     say_early,
     setting_as_json,
+    warn_user,
     warnings_listed,
     whole_number,
 )
@@ -117,7 +119,10 @@ class SearchState(NamedTuple):
 
 
 #: Proposals of the parameters in each round, without and with gradient moves, and rounds between gradient moves.
-_PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _GRADIENT_ROUNDS = 3, 2, 3
+_PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _GRADIENT_ROUNDS = 3, 2, 10
+#: Moves of a chain in a round for each edge, without and with free parameters: proposals of these evaluate whole trees,
+#: so that a round of few moves would be spent on them.
+_MOVES_PER_EDGE = (0.5, 2.0)
 #: Shares of the warm-up after which the reference is fitted to the later half of the rounds before, and the weight of
 #: the trees at other temperatures in each fit: they have clades which the posterior's chains have not met yet.
 _FITTED, _WARMER = (0.3, 0.55, 0.8), (0.5, 0.3, 0.1)
@@ -149,6 +154,7 @@ class TopologySearch:
     log_topologies: float = 0.0  # log number of topologies with positive prior probability
     first: tuple[Topologies, Tensor] | None = None  # a tree of each run, (runs, edges)
     gradient_moves: GradientMoves | None = None
+    _began: float = math.inf  # when the run started; one that is resumed forecasts nothing
 
     description = "topologies"
 
@@ -174,6 +180,7 @@ class TopologySearch:
 
     def start(self, generator: torch.Generator) -> SearchState:
         """Start from the given trees, or from trees of few changes, and from the prior's parameters."""
+        self._began = time.monotonic()
         levels, runs, dim = len(self.beta), self.num_runs, self.space.dim
         replica = torch.arange(levels).expand(runs, levels).contiguous()
         # Medians of the priors would need their quantiles; the mean of few draws is near enough.
@@ -441,6 +448,8 @@ class TopologySearch:
 
     def ending(self, state: SearchState, iteration: int, records: Records) -> Ending | None:
         """Return how the runs end, or None to continue."""
+        if iteration == _FORECAST_AFTER:
+            self._warn_of_hours()
         if iteration >= self.num_steps:
             return "finished"
         done = iteration - self.num_warmup
@@ -455,6 +464,17 @@ class TopologySearch:
         sizes = _split_effective_sizes(samples)
         return None if len(sizes) and float(sizes.min()) < _LEAST_EFFECTIVE else "converged"
 
+    def _warn_of_hours(self) -> None:
+        """Say how long all rounds would take, if that is hours."""
+        hours = (time.monotonic() - self._began) / _FORECAST_AFTER * self.num_steps / 3600
+        if hours > 1:
+            warn_user(
+                f"{self.num_steps} rounds of {self.chains.num_taxa} taxa would take about {hours:.1f} hours, by the "
+                f"first {_FORECAST_AFTER} of them. Remedy: give time_budget=, and checkpoint= to continue later; or "
+                "fewer rounds, or num_jobs= threads.",
+                SamplingWarning,
+            )
+
     def note(self, state: SearchState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
         phase = "warm-up" if iteration <= self.num_warmup else "sampling"
@@ -462,6 +482,8 @@ class TopologySearch:
         return f"{phase}, log likelihood {best:.1f}, {int(state.round_trips.sum())} round trips"
 
 
+#: Rounds from which the time of all is told.
+_FORECAST_AFTER = 10
 #: Draws between checks of the stopping rule.
 _CHECKED = 200
 #: Topologies of a search that a notebook shows.
@@ -828,7 +850,7 @@ def infer_topologies(
     branch_length_prior: TorchDistribution | None = None,
     num_runs: int = 2,
     num_warmup: int = 1000,
-    num_samples: int = 4000,
+    num_samples: int | None = None,
     num_temperatures: int | None = None,
     path: Literal["reference", "prior"] = "reference",
     constraints: Sequence[Sequence[str]] = (),
@@ -873,8 +895,10 @@ def infer_topologies(
         `Exponential` or `Gamma` of one branch length, or `GammaDirichlet` of all. Exponential with rate 10 by default.
     num_runs : int, default 2
         Independent runs, from different trees.
-    num_warmup, num_samples : int, default 1000 and 4000
-        Rounds; the warm-up takes at least 10 if it learns a reference.
+    num_warmup : int, default 1000
+        Rounds of the warm-up, at least 10 if it learns a reference.
+    num_samples : int, optional
+        Rounds after the warm-up. By default as many as `stop` takes, 20,000 at most; 4,000 of one run.
     num_temperatures : int, optional
         Temperatures of each run; by default enough for the number of branches. They are placed in the warm-up.
     path : {"reference", "prior"}, default "reference"
@@ -890,11 +914,13 @@ def infer_topologies(
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     gradient_moves : bool, optional
-        In every third round, move all branch lengths and free parameters at once along the gradient of the posterior
+        In every tenth round, move all branch lengths and free parameters at once along the gradient of the posterior
         density (Hamiltonian Monte Carlo). By default if the model has free parameters.
     stop : float, optional
-        Runs end early once the average standard deviation of split frequencies is below this number, such as 0.01, and
-        each split has 100 effective draws. Both are checked every 200 rounds.
+        Runs end early once the average standard deviation of split frequencies is below this number, and each split has
+        100 effective draws. Both are checked every 200 rounds. By default 0.01 if `num_samples` is not given, and there
+        are two runs or more. The runs have trees and temperatures of their own, but on the path from the reference they
+        share this reference, which proposes trees to both: they are not as independent as runs of two programs.
     seed : int, default 0
     dtype : torch.dtype, default torch.float32
         Of the partial likelihoods in the chains. Log-likelihoods have errors of some 1e-7 per site in single precision;
@@ -930,7 +956,7 @@ def infer_topologies(
         If there is no C++ compiler. The chains then run as array operations with simpler moves. A round takes 4 to 20
         times as long, and gives fewer effective draws.
     SamplingWarning
-        If the run ended early.
+        If the run ended early, or, after ten rounds, if all rounds would take over an hour.
 
     References
     ----------
@@ -981,6 +1007,9 @@ def infer_topologies(
         raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
     num_runs = whole_number("num_runs", num_runs, 1)
     num_warmup = whole_number("num_warmup", num_warmup, _LEAST_WARMUP if path == "reference" else 0)
+    if num_samples is None:
+        stop = _ASDSF if stop is None and num_runs > 1 else stop
+        num_samples = _ROUNDS if stop is None else _MOST_ROUNDS
     num_samples, seed = whole_number("num_samples", num_samples, _LEAST_DRAWS), whole_number("seed", seed)
     num_jobs = whole_number("num_jobs", num_jobs, 1)
     if stop is not None:
@@ -1042,7 +1071,7 @@ def infer_topologies(
         num_warmup,
         num_samples,
         moves,
-        -(-num_edges // 2),
+        math.ceil(_MOVES_PER_EDGE[space.dim > 0] * num_edges),
         settings,
         stop,
         taxa,
@@ -1074,6 +1103,8 @@ def _parts_of_sites(subsets: Sequence[Alignment], models: Sequence[SubstitutionM
     return found
 
 
+#: Rounds after the warm-up by default, and the most of runs that end once they agree.
+_ROUNDS, _MOST_ROUNDS = 4000, 20_000
 #: Fewest rounds from which a reference is learnt.
 _LEAST_WARMUP = 10
 #: Smallest power of the likelihood before there is a reference.

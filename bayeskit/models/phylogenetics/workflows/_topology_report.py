@@ -33,7 +33,7 @@ from bayeskit.models.phylogenetics import (
     split_frequencies,
 )
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters
-from bayeskit.models.phylogenetics._summaries import ConsensusTree
+from bayeskit.models.phylogenetics._summaries import AnnotatedTree
 from bayeskit.models.phylogenetics.workflows._topology_evidence import TopologyEvidence
 from bayeskit.models.phylogenetics.workflows._topology_inference import TopologyInference
 
@@ -112,7 +112,7 @@ def write_topology_report(
     write_atomically(path, page.encode("utf-8"))
 
 
-def draw_consensus(tree: ConsensusTree) -> Figure:
+def draw_consensus(tree: AnnotatedTree) -> Figure:
     """Return a figure of a consensus tree, as high as it has taxa."""
     from bayeskit.extend import new_figure
 
