@@ -4,16 +4,17 @@
 
 `DIR` has `NAME.stan` and `NAME.json` of posteriordb. R needs rstan, bridgesampling and jsonlite; rstan samples at its
 defaults, 4 chains of 1,000 draws, and these draws are read here by `Draws.from_arviz`. `~` becomes `target +=`, because
-rstan's log density drops constants otherwise, and arrays are declared as Stan before 2.26 did. Each number is the median
-of the repetitions. Seconds are those of the processor: for R of `bridge_sampler` alone, for bayeskit of the estimate
-alone and, in a column of its own, with `from_arviz`; compilation is left out on both sides. `z` is the difference over
-both errors together.
+rstan's log density drops constants otherwise, and arrays are declared as Stan before 2.26 did. Each number is the
+median of the repetitions. Seconds are those of the processor: for R of `bridge_sampler` alone, for bayeskit of the
+estimate alone and, in a column of its own, with `from_arviz`; compilation is left out on both sides. `z` is the
+difference over both errors together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -87,6 +88,7 @@ def rows(name: str, folder: Path, rscript: str, repetitions: int) -> list[dict[s
         estimate(draws)  # which compiles what it needs
         ours, seconds = timed(lambda estimate=estimate: estimate(draws), repetitions)
         their = theirs[method]
+        error = math.hypot(ours.standard_error, their["error"])
         found.append(
             {
                 "program": name,
@@ -94,7 +96,7 @@ def rows(name: str, folder: Path, rscript: str, repetitions: int) -> list[dict[s
                 "R": f"{their['value']:.4f} ± {their['error']:.4f}",
                 "bayeskit": f"{ours.log_evidence:.4f} ± {ours.standard_error:.4f}",
                 "trusted": ours.trusted,
-                "z": round((ours.log_evidence - their["value"]) / (ours.standard_error**2 + their["error"] ** 2) ** 0.5, 2),
+                "z": round((ours.log_evidence - their["value"]) / error, 2),
                 "R s": round(their["seconds"], 3),
                 "ours s": round(seconds, 3),
                 "with reading": round(seconds + reading, 3),

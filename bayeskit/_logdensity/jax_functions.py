@@ -12,7 +12,7 @@ from torch.utils import dlpack
 
 from bayeskit._core.evaluation import Evaluation, Integrator
 
-#: Numbers of rows that functions are compiled for. Few, because compilation takes longer than most runs of small models.
+#: Numbers of rows that functions are compiled for. Few, because compilation takes longer than runs of small models.
 _SIZES = (4, 64, 1024)
 #: The most calls of one size that a larger size does not replace.
 _CALLS = 4
@@ -175,9 +175,7 @@ class JaxDensity(Integrator):
         rows = (x.detach().to(torch.float64).reshape(groups, -1, *x.shape[1:]).numpy() for x in by_row)
         of_groups = factor.reshape(groups, *factor.shape[-(1 + is_dense) :]).numpy()
         with double_precision():
-            found = self._paths[is_dense](
-                of_groups, kicked.numpy(), len(kicks), float(drift), start is not None, *rows
-            )
+            found = self._paths[is_dense](of_groups, kicked.numpy(), len(kicks), float(drift), start is not None, *rows)
             position, momentum, here, met = _as_torch(found)
         there = Evaluation(*(x.reshape(len(q), *x.shape[2:]) for x in here))
         return position.reshape(q.shape), momentum.reshape(q.shape), there, met.reshape(len(q), 4).T.contiguous()

@@ -94,18 +94,19 @@ def tree_target(
         check_substitution(substitution)
     from bayeskit._logdensity.target import Target
     from bayeskit.models import phylogenetics
-    from bayeskit.models._substitution_names import kind_of_data
+    from bayeskit.models.phylogenetics._data_files import parse_models
     from bayeskit.models.phylogenetics._mrbayes import set_block_aside
 
     block = mrbayes_block(alignment) if substitution is None and block is None else block
     if block is not None:
         return Target.from_pyro(block.model(phylogenetics.Tree.from_file(tree)))
     set_block_aside(alignment)
-    substitution = substitution or "JC69"
-    kind = kind_of_data(substitution)
-    sequences = phylogenetics.Alignment.from_file(alignment, data_type=kind)
+    partition = phylogenetics.Partition.from_file(alignment, models=parse_models(substitution))
     topology = phylogenetics.Tree.from_file(tree)
-    model, site_rates = phylogenetics.parse_substitution(substitution, sequences)
+    if len(partition.subsets) > 1:
+        return Target.from_pyro(phylogenetics.PartitionedTreeModel(partition, topology))
+    ((name, sequences),) = partition.subsets.items()
+    model, site_rates = partition.substitution[name], partition.site_rates[name]
     return Target.from_pyro(phylogenetics.TreeModel(sequences, topology, model, site_rates=site_rates))
 
 

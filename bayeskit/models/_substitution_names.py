@@ -39,11 +39,3 @@ SYNONYMS = {
 }
 MODEL_NAMES = (*SIX_RATES, *AMINO_ACID_MATRICES, *PROFILES, *CODON_MODELS, "Mk")
 KNOWN_NAMES = (*MODEL_NAMES, *SYNONYMS)
-
-
-def kind_of_data(model: str) -> str | None:
-    """Return the type of data that a model's name needs and a file does not tell: "codon" or "standard", or None."""
-    name = model.partition("+")[0].strip().lower()
-    known = {spelling.lower(): SYNONYMS.get(spelling, spelling) for spelling in KNOWN_NAMES}
-    found = "Mk" if name == "mkv" else known.get(name)
-    return "codon" if found in CODON_MODELS else "standard" if found == "Mk" else None

@@ -57,6 +57,7 @@ from bayeskit.models.phylogenetics._summaries import (
 from bayeskit.models.phylogenetics._time_tree_plots import plot_time_tree
 from bayeskit.models.phylogenetics._time_trees import TimeTreeModel
 from bayeskit.models.phylogenetics._tip_dates import TipDates, dates_from_file, dates_from_names
+from bayeskit.models.phylogenetics._topological_effective_size import topological_effective_size
 from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics._tree_model import TreeModel
 from bayeskit.models.phylogenetics._tree_priors import BirthDeathTree, ConstantCoalescent, YuleTree
@@ -149,4 +150,5 @@ __all__ = [
     "split_frequencies",
     "standard_characters",
     "tetrapods",
+    "topological_effective_size",
 ]

@@ -1156,6 +1156,13 @@ class Alignment:
         return len(self.site_patterns)
 
     @property
+    def num_states_shown(self) -> NDArray[np.int64]:
+        """Number of states of each site up to the last one that a taxon shows, 0 without data, shape `(sites,)`."""
+        masks = self.patterns.numpy().astype(np.int64)
+        shown = np.bitwise_or.reduce(np.where(masks == self.data_type.everything, 0, masks), axis=0)
+        return np.array([int(one).bit_length() for one in shown])[self.site_patterns.numpy()]
+
+    @property
     def num_patterns(self) -> int:
         """Number of distinct columns."""
         return len(self.weights)

@@ -291,9 +291,7 @@ def by_states(
 
     `ordered` are sites of the alignment; all can be in data of the coding.
     """
-    masks, everything = alignment.patterns.numpy().astype(np.int64), alignment.data_type.everything
-    shown = np.bitwise_or.reduce(np.where(masks == everything, 0, masks), axis=0)
-    counts = np.array([max(2, int(one).bit_length()) for one in shown])[alignment.site_patterns.numpy()]
+    counts = np.maximum(alignment.num_states_shown, 2)
     in_order = np.zeros(alignment.num_sites, dtype=bool)
     in_order[ordered] = True
     in_order &= counts > 2  # two states are always neighbours

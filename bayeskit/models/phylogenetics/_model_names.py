@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from bayeskit.errors import SettingsError
-from bayeskit.extend import unknown_name
+import numpy as np
+
+from bayeskit.errors import DataWarning, SettingsError
+from bayeskit.extend import unknown_name, warn_user
 from bayeskit.models._substitution_names import (
     AMINO_ACID_MATRICES,
     CODON_MODELS,
@@ -89,8 +91,8 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
         suffix, base frequencies are free or, by the model, equal, those of amino acids are the published ones, those of
         codons equal, and all sites have one rate (the C20 of IQ-TREE is C20+G4).
     alignment : Alignment, optional
-        Needed for `+F`, `+F1x4`, `+F3x4` and Mk, which has as many states as the alignment. If given, its type of data
-        must be that of the model.
+        Needed for `+F`, `+F1x4`, `+F3x4` and Mk, which has as many states as the alignment, with a warning where
+        characters show fewer (`Partition.of_characters`). If given, its type of data must be that of the model.
 
     Returns
     -------
@@ -183,7 +185,7 @@ def _substitution(name: str, suffix: str, alignment: Alignment | None, text: str
     if alignment is None and (name == "Mk" or suffix in ("F", "F1X4", "F3X4")):
         raise SettingsError(f"{text!r} depends on the alignment. Remedy: give parse_substitution the alignment, too.")
     if name == "Mk":
-        return Mk(alignment.data_type.num_states if alignment and alignment.data_type.name == "standard" else 2)
+        return _of_characters(alignment)
     if name in PROFILES:
         return ProfileMixture(name)
     if name in CODON_MODELS:
@@ -213,6 +215,21 @@ def _of_codons(name: str, suffix: str, alignment: Alignment | None) -> Substitut
     if name == "GY94":
         return GY94(codon_frequencies=given, genetic_code=code)
     return (M1a if name == "M1a" else M2a)(codon_frequencies=given, genetic_code=code)
+
+
+def _of_characters(alignment: Alignment | None) -> Mk:
+    """Return the model of as many states as the alignment has; warn if some characters show fewer."""
+    if alignment is None or alignment.data_type.name != "standard":
+        return Mk(2)
+    number = alignment.data_type.num_states
+    fewer = np.maximum(alignment.num_states_shown, 2) < number
+    if fewer.any():
+        warn_user(
+            f"{int(fewer.sum())} of {len(fewer)} characters show fewer than {number} states, and Mk gives each of them "
+            f"{number}. Remedy: Partition.of_characters(alignment) gives each the states that it shows.",
+            DataWarning,
+        )
+    return Mk(number)
 
 
 def _of_bases(name: str, suffix: str, given: Given) -> SubstitutionModel:

@@ -120,7 +120,7 @@ def test_suffixes():
     rates = parse_substitution("GTR+R3")[1]
     assert isinstance(rates, FreeRates) and rates.num_categories == 3
     assert isinstance(parse_substitution("JC69+I")[1], InvariantSites)
-    characters = Alignment.from_sequences({"A": "0120", "B": "0112"})
+    characters = Alignment.from_sequences({"A": "2120", "B": "0212", "C": "2222"})
     assert parse_substitution("Mk+G8", characters)[0] == Mk(3)
 
 

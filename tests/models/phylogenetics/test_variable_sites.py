@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.errors import AlignmentError, SettingsError
+from bayeskit.errors import AlignmentError, DataWarning, SettingsError
 from bayeskit.models.phylogenetics import (
     GTR,
     HKY85,
@@ -224,7 +224,8 @@ def test_a_clock_takes_the_model():
 def test_names():
     alignment = variable(CHARACTERS, "standard")
     for text in ("Mkv", "mk+asc", "Mk+ASC+G4", "MKV+G"):
-        model, rates = parse_substitution(text, alignment)
+        with pytest.warns(DataWarning, match="9 of 45 characters show fewer than 3 states"):
+            model, rates = parse_substitution(text, alignment)
         assert isinstance(model, VariableSites) and model.model == Mk(3) and (rates is None) == ("G" not in text)
     model, _ = parse_substitution("HKY+ASC")
     assert sorted(model.priors(torch.zeros(()))) == ["base_frequencies", "kappa"]

@@ -57,15 +57,15 @@ def by_quadrature(data, substitution, number):
 @pytest.mark.parametrize("name", CASES)
 def test_evidence_and_topologies_are_those_of_quadrature(name, limit):
     data, substitution = CASES[name]()
-    topologies, masses = by_quadrature(data, substitution, 8)
-    error_of_quadrature = float((masses - by_quadrature(data, substitution, 7)[1]).abs().max())
+    topologies, masses = by_quadrature(data, substitution, 9)
+    error_of_quadrature = float((masses - by_quadrature(data, substitution, 8)[1]).abs().max())
     found = infer_topologies(
         data, substitution=substitution, num_warmup=150, num_samples=1500, num_temperatures=5, progress=False
     )
     exact = float(masses.logsumexp(0)) - math.log(3)
-    assert error_of_quadrature < 0.1 * found.evidence.standard_error
+    assert error_of_quadrature < 0.3 * found.evidence.standard_error
     assert found.evidence.trusted
-    assert abs(found.log_evidence - exact) < limit(4) * found.evidence.standard_error < 0.2
+    assert abs(found.log_evidence - exact) - error_of_quadrature < limit(4) * found.evidence.standard_error < 0.2
     series = torch.zeros(3, *found.log_prior.shape, dtype=torch.float64)
     for run, sample in enumerate(found.samples):
         names = keys(sample.topologies)
