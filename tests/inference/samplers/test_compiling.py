@@ -280,7 +280,7 @@ def test_a_step_that_waits_for_the_compiler_is_dropped_and_taken_by_the_next_run
     quick.released.set()
     whole = drive(Walk(compiling()), Control(progress=False), generator())
     hang(ctrl_c if reason == "interrupted" else lambda: None)
-    budget = 0.3 if reason == "time budget" else None
+    budget = 2.0 if reason == "time budget" else None
     control = Control(tmp_path / "state", time_budget=budget, progress=False)
     cut = drive(Walk(compiling()), control, generator())
     assert cut.ending == reason and cut.num_iterations == 2

@@ -148,10 +148,10 @@ class Moves:
     """
 
     length: float = 1.0
-    exchange: float = 1.0
-    likelihood_regraft: float = 0.1
-    parsimony_regraft: float = 0.1
-    near_regraft: float = 0.1
+    exchange: float = 3.0
+    likelihood_regraft: float = 0.3
+    parsimony_regraft: float = 0.3
+    near_regraft: float = 0.3
     reconnection: float = 0.1
     scale: float = 0.01
     independent: float = 0.5

@@ -849,7 +849,7 @@ def infer_topologies(
     site_rates: SiteRates | None = None,
     branch_length_prior: TorchDistribution | None = None,
     num_runs: int = 2,
-    num_warmup: int = 1000,
+    num_warmup: int = 500,
     num_samples: int | None = None,
     num_temperatures: int | None = None,
     path: Literal["reference", "prior"] = "reference",
@@ -895,7 +895,7 @@ def infer_topologies(
         `Exponential` or `Gamma` of one branch length, or `GammaDirichlet` of all. Exponential with rate 10 by default.
     num_runs : int, default 2
         Independent runs, from different trees.
-    num_warmup : int, default 1000
+    num_warmup : int, default 500
         Rounds of the warm-up, at least 10 if it learns a reference.
     num_samples : int, optional
         Rounds after the warm-up. By default as many as `stop` takes, 20,000 at most; 4,000 of one run.
@@ -1020,7 +1020,7 @@ def infer_topologies(
         raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
     num_edges = 2 * len(taxa) - 3
     if num_temperatures is None:
-        slope, least = (3.4, 4) if path == "prior" else (0.5, 2)
+        slope, least = (3.4, 4) if path == "prior" else (0.2, 2)
         num_temperatures = math.ceil(least + slope * math.sqrt(num_edges))
     num_temperatures = whole_number("num_temperatures", num_temperatures, 3)
     beta = torch.linspace(0, 1, num_temperatures, dtype=torch.float64)
