@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.errors import AlignmentError, SettingsError, ShapeError, UnknownNameError
+from bayeskit.errors import AlignmentError, DataWarning, SettingsError, ShapeError, UnknownNameError
 from bayeskit.models.phylogenetics import (
     GTR,
     GY94,
@@ -131,7 +131,8 @@ def test_codons_as_in_iqtree(suffix, omega, kappa, expected, back_end):
 @pytest.mark.calibration
 def test_morphological_characters_as_in_iqtree(back_end):
     alignment = alignment_of(CHARACTERS, "standard")
-    model, _ = parse_substitution("Mk", alignment)
+    with pytest.warns(DataWarning, match="characters show fewer than 3 states"):
+        model, _ = parse_substitution("Mk", alignment)
     assert (alignment.data_type, model.states) == (standard_characters(3), 3)
     assert value(alignment, model) == pytest.approx(-313.8108, abs=1e-4)
     assert value(alignment, model, GammaRates(0.6)) == pytest.approx(-318.9270, abs=1e-4)
