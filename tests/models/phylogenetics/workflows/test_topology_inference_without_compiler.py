@@ -26,7 +26,7 @@ def no_compiler(monkeypatch):
 @pytest.mark.calibration
 def test_evidence_and_constraints_without_a_compiler(no_compiler, limit):
     settings = {"num_temperatures": 4, "progress": False, "dtype": torch.float64}
-    found = infer_topologies(ALIGNMENT, num_warmup=40, num_samples=130, **settings)
+    found = infer_topologies(ALIGNMENT, num_warmup=80, num_samples=300, **settings)
     exact = float(exact_log_masses(ALIGNMENT)[1].logsumexp(0)) - math.log(15)
     assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 1
     found = infer_topologies(ALIGNMENT, constraints=[["A", "E"]], num_warmup=20, num_samples=20, **settings)

@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -47,7 +48,7 @@ def test_notebooks_show_a_search_and_its_evidence(search, found):
     best = search.sample.to_pandas(1)
     assert f"{best.weight[0]:.4f}" in shown and shown.count('<td class="number"') == 2 * len(search.sample.topologies)
     assert best.newick[0].replace("<", "&lt;").replace(">", "&gt;") in shown.replace("<wbr>", "")
-    assert search.problems == () or search.problems[0] in shown
+    assert search.problems == () or search.problems[0] in unescape(shown)
     shown = found._repr_html_()
     assert f"{found.search.log_evidence:.3f}" in shown and "<summary>" in shown
 
