@@ -479,7 +479,10 @@ def _named_characters(
     plain = [suffix for suffix in suffixes if suffix.upper() != "ASC"]
     binary = part.kind == "restriction" and name.lower() == "binary"
     name = "Mk" if binary or name.lower() == "mkv" else name
-    model, rates = parse_substitution("+".join([name, *plain]), part.alignment)
+    # Of characters that show the most states: the others get models of their own.
+    shown = part.alignment.num_states_shown
+    fullest = part.alignment.select_sites(np.flatnonzero(shown == shown.max()))
+    model, rates = parse_substitution("+".join([name, *plain]), fullest)
     coding = coding or ("variable" if variable else usual if binary else "all")
     return (Binary() if binary else None if part.kind == "standard" else model), rates, coding
 
