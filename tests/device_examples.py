@@ -310,7 +310,9 @@ ELSEWHERE = {
     "trees, alignments, their files and distributions over them": """
         models.phylogenetics._alignments: Alignment primates read_matrices
         models.phylogenetics.distributions._networks: ConditionalCladeDistribution SubsplitBayesianNetwork
-        models.phylogenetics._summaries: greedy_consensus majority_rule_consensus
+        models.phylogenetics._summaries: AnnotatedTree greedy_consensus majority_rule_consensus
+            maximum_clade_credibility
+        models.phylogenetics._topological_effective_size: topological_effective_size
         models.phylogenetics._data_types: DataType codons standard_characters
         models.phylogenetics.distributions._topology_distribution: TopologyDistribution
         models.phylogenetics._mrbayes: MrBayesBlock
@@ -322,6 +324,7 @@ ELSEWHERE = {
         models.phylogenetics._samples: TreeSample asdsf robinson_foulds split_frequencies tetrapods
         models.phylogenetics._topologies: all_topologies
         models.phylogenetics._alignment_checks: check_for_search
+        models.phylogenetics._mixture_models: MixtureModel
         models.phylogenetics._codon_models: codon_frequencies
         models.phylogenetics._tip_dates: TipDates dates_from_file dates_from_names
         models.phylogenetics._neighbour_joining: jukes_cantor_distances
