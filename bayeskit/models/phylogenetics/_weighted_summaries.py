@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bayeskit.errors import TreeError
 from bayeskit.models.phylogenetics import _clades as clades
 from bayeskit.models.phylogenetics._samples import TreeSample
 
@@ -42,10 +43,16 @@ class WeightedSummary(NamedTuple):
         return [*numbers, f"{interval}={{{low!r},{high!r}}}"]
 
 
+def _lengths_of(sample: TreeSample) -> np.ndarray:
+    """Return the branch lengths of each tree, `(samples, edges)`; TreeError if there are none."""
+    if sample.branch_lengths is None:
+        raise TreeError("The sample has no branch lengths to summarise. Remedy: read a file of trees with lengths.")
+    return sample.branch_lengths.numpy()
+
+
 def length_summary(sample: TreeSample, splits: clades.Bits) -> WeightedSummary:
     """Summarise the length of each tip's edge and of each split over the trees that have it."""
-    assert sample.branch_lengths is not None
-    lengths, num_taxa = sample.branch_lengths.numpy(), sample.num_taxa
+    lengths, num_taxa = _lengths_of(sample), sample.num_taxa
     inner = sample.topologies.below[:, num_taxa:]
     _, index = clades.identify(np.concatenate([splits, inner.reshape(-1, inner.shape[-1])]))
     # Place of each edge among tips and splits; edges of other splits come last.
@@ -58,8 +65,7 @@ def length_summary(sample: TreeSample, splits: clades.Bits) -> WeightedSummary:
 
 def ancestor_heights(sample: TreeSample, sets: clades.Bits) -> np.ndarray:
     """Return the height of the most recent common ancestor of each set of taxa in each tree, `(samples, sets)`."""
-    assert sample.branch_lengths is not None
-    lengths, topologies = sample.branch_lengths.numpy(), sample.topologies
+    lengths, topologies = _lengths_of(sample), sample.topologies
     parents, rows = topologies.parents[sample.index], np.arange(len(lengths))
     depths = np.zeros((len(lengths), topologies.num_edges + 1))
     for node in reversed(range(topologies.num_edges)):
