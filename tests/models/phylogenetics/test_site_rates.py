@@ -60,6 +60,12 @@ def test_rates_equal_incomplete_gamma_functions(shape, number):
         assert found.mean() == pytest.approx(1.0, abs=1e-14)
 
 
+def test_numbers_equal_rates_with_derivatives():
+    shape = torch.tensor([2e-4, 0.003, *SHAPES, 1e5, 9e5], dtype=torch.float64)
+    found = GammaRates(shape, 4).category_numbers(LIKE).rates
+    np.testing.assert_allclose(found, rates(shape), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("number", [2, 4, 16])
 @pytest.mark.parametrize("shape", SHAPES[1:-1])
 def test_derivative_by_the_shape(shape, number):

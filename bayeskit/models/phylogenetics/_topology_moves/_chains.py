@@ -423,14 +423,13 @@ class CompiledChains(TreeChains):
         }
         passed = [*(state[name] for name in _STATE), *(model[name] for name in _PROCESS)]
         passed += [state["log_reference"], state["splits"]]
+        starts = [(part.data_ptr(), part.stride(0) * part.element_size()) for part in passed]
         pointer = self._as_pointer(reference)
         powers = beta.tolist()
         counts, prior = num_moves.long().tolist(), astuple(self.prior)
 
         def one(chain: int) -> None:
-            *places, density, splits = (
-                part.data_ptr() + chain * part.stride(0) * part.element_size() for part in passed
-            )
+            *places, density, splits = (start + chain * size for start, size in starts)
             share = 0.0 if pointer is None else 1 - powers[chain]
             path = (powers[chain], pointer, share, density)
             call = _Call(*places, *path, *prior, shares.data_ptr(), counts[chain], splits)

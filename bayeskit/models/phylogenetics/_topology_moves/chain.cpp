@@ -175,15 +175,10 @@ class Reference {
     std::vector<Int> table, first, child;  // of a hash table: clades, or -1; subsplits of each clade
     std::vector<LengthDensity> densities;
     std::vector<double> shares, logs, rest;  // of the sample; of all; probability of a split at random, of each clade
+    std::vector<Int> num_within;  // clades of the sample into which each clade can be split
     std::vector<std::vector<std::uint64_t>> constraints;
     static constexpr double PRIOR_COUNT = 1;  // of splits at random, beside those of the sample
 
-    static bool has(Set set, Int taxon) { return (set[taxon / 64] >> (taxon % 64)) & 1; }
-    Int first_of(Set set) const {
-        Int w = 0;
-        while (!set[w]) ++w;
-        return 64 * w + __builtin_ctzll(set[w]);
-    }
     Set clade(Int number) const { return &bits[number * size]; }
     std::size_t place(Set set) const {
         std::uint64_t hash = 0x9e3779b97f4a7c15;
@@ -227,6 +222,11 @@ class Reference {
         if (taxa < 3) return 0;
         return std::lgamma(2 * double(taxa) - 1) - double(taxa - 1) * LOG_2 - std::lgamma(double(taxa));
     }
+    Int count_within(Set set, const std::vector<std::vector<std::uint64_t>> &units) const {
+        Int total = 0;
+        visit_within(set, units, [&](Int) { ++total; });
+        return total;
+    }
     // Probability of a split at random; the parts that constraints keep together are listed if there are any.
     double random_split(Set set, Set one) const {
         std::vector<std::uint64_t> other(set, set + size);
@@ -238,8 +238,7 @@ class Reference {
             all = Int(units.size());
             some = std::count_if(units.begin(), units.end(), [&](const auto &unit) { return !disjoint(unit.data(), one); });
         }
-        Int total = 0;
-        visit_within(set, units, [&](Int) { ++total; });
+        const Int k = find(set), total = k < 0 ? count_within(set, units) : num_within[k];
         const double known = double((find(one) >= 0) + (find(other.data()) >= 0)) / double(total);
         return 0.5 * known + 0.5 * std::exp(log_trees(some) + log_trees(all - some) - log_trees(all));
     }
@@ -261,6 +260,13 @@ class Reference {
     }
 
   public:
+    static bool has(Set set, Int taxon) { return (set[taxon / 64] >> (taxon % 64)) & 1; }
+    static Int first_of(Set set) {
+        Int w = 0;
+        while (!set[w]) ++w;
+        return 64 * w + __builtin_ctzll(set[w]);
+    }
+
     explicit Reference(const Sample &sample)
         : size((sample.taxa + 63) / 64), bits(sample.bits, sample.bits + sample.clades * size),
           first(sample.clades + 1, 0), child(sample.child, sample.child + sample.subsplits), shares(sample.subsplits),
@@ -277,6 +283,9 @@ class Reference {
         densities.emplace_back(sample.other_shape, sample.other_rate);
         for (Int s = 0; s < sample.subsplits; ++s) ++first[sample.parent[s] + 1];
         std::partial_sum(first.begin(), first.end(), first.begin());
+        const std::vector<std::vector<std::uint64_t>> none;
+        for (Int k = 0; k < sample.clades; ++k)
+            num_within.push_back(count_within(clade(k), constraints.empty() ? none : parts(clade(k))));
         for (Int k = 0; k < sample.clades; ++k) {
             double total = PRIOR_COUNT;
             for (Int s = first[k]; s < first[k + 1]; ++s) total += sample.count[s];
@@ -348,6 +357,8 @@ struct Tree {
     std::vector<double> length;
     std::vector<std::uint8_t> locked;  // edges whose split has to stay
     std::vector<std::uint64_t> below;  // taxa below each edge, seen from the first taxon, (edges, words)
+    std::vector<std::uint64_t> halves;  // of these taxa, those on the side of the first one at the edge's lower node
+    std::vector<double> split_logs, norms;  // of the split of these taxa, and of the density of the length
     std::vector<double> reference_shape, reference_rate;
     double reference_log = 0;  // of the topology, with the constants of the densities of the lengths
 };
@@ -691,28 +702,40 @@ class Chain : Tree {
         return sum;
     }
 
-    // Look up the tree in the reference.
+    // Look up the tree in the reference; what is known of splits that have stayed is kept.
     void refer() {
-        const Int size = (n + 63) / 64;
-        below.assign(edges * size, 0);
         reference_log = 0;
-        refer_from(neighbour[0][0], 0, size);
+        refer_from(neighbour[0][0], 0, (n + 63) / 64);
+    }
+    void refer_anew() {
+        const Int size = (n + 63) / 64;
+        below.assign(edges * size, 0), halves.assign(edges * size, 0);
+        split_logs.assign(edges, 0), norms.assign(edges, 0);
+        refer();
     }
     void refer_from(Int node, Int edge, Int size) {
-        std::uint64_t *own = &below[edge * size];
+        std::uint64_t *own = &below[edge * size], *half = &halves[edge * size];
+        bool same = true;
+        const auto put = [&](std::uint64_t *word, std::uint64_t value) { same = same && *word == value, *word = value; };
         if (is_tip(node)) {
-            own[node / 64] = std::uint64_t(1) << (node % 64);
+            put(own + node / 64, std::uint64_t(1) << (node % 64));
         } else {
             const int k = slot(node, edge);
             const Int one = edge_at[node][(k + 1) % 3], other = edge_at[node][(k + 2) % 3];
             refer_from(neighbour[node][(k + 1) % 3], one, size);
             refer_from(neighbour[node][(k + 2) % 3], other, size);
-            for (Int w = 0; w < size; ++w) own[w] = below[one * size + w] | below[other * size + w];
-            reference_log += reference->log_split(own, &below[one * size], &below[other * size]);
+            const std::uint64_t *a = &below[one * size], *b = &below[other * size];
+            for (Int w = 0; w < size; ++w) put(own + w, a[w] | b[w]);
+            const std::uint64_t *first = Reference::has(a, Reference::first_of(own)) ? a : b;
+            for (Int w = 0; w < size; ++w) put(half + w, first[w]);
+            if (!same) split_logs[edge] = reference->log_split(own, a, b);
+            reference_log += split_logs[edge];
         }
-        const auto &density = reference->density(own);
-        reference_shape[edge] = density.shape, reference_rate[edge] = density.rate;
-        reference_log += density.norm;
+        if (!same) {
+            const auto &density = reference->density(own);
+            reference_shape[edge] = density.shape, reference_rate[edge] = density.rate, norms[edge] = density.norm;
+        }
+        reference_log += norms[edge];
     }
 
     bool decide(Move move, double log_ratio) {
@@ -1130,7 +1153,7 @@ class Chain : Tree {
 
     // A tree of the reference.
     void renew() {
-        if (share == 0) refer();
+        if (share == 0) refer_anew();
         const double before = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
         kept = *this;
         blocks.swap(spare_blocks), valid.swap(spare_valid);
@@ -1266,7 +1289,7 @@ class Chain : Tree {
         connect();
         if (!same || before != edge_at) forget_all();
         if (!constraints.empty()) lock();
-        if (share > 0) refer();
+        if (share > 0) refer_anew();
     }
 
     // Mark the edges whose split has to stay.
@@ -1404,7 +1427,7 @@ class Chain : Tree {
         *call.log_likelihood = log_likelihood();
         *call.focus = focus;
         if (reference) {
-            if (share == 0) refer();
+            if (share == 0) refer_anew();
             *call.log_reference = log_reference_of_tree();
         }
         give(call);
