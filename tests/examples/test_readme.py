@@ -5,9 +5,11 @@ import pytest
 import torch
 
 import bayeskit as bk
+from bayeskit import extend
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE_OF_FAMILIES = (ROOT / "docs/how_to/own_family.md").read_text(encoding="utf-8")
 
 
 def blocks(text, opening="python"):
@@ -108,3 +110,22 @@ def test_the_example_of_trees_runs(capsys):
     best = scope["found"].to_pandas().iloc[0]
     assert "(Homo_sapiens,Pan)" in best["newick"] and best["posterior_probability"] > 0.99
     assert best["newick"] in capsys.readouterr().out
+
+
+@pytest.mark.calibration
+def test_the_example_of_a_family_runs(capsys):
+    scope = run("how_to/own_family.md")
+    for kind, estimate in scope["found"].comparison.results.items():
+        assert abs(estimate.log_evidence - scope["exact"][kind]) < 5.25 * estimate.standard_error
+    assert "One rate for all groups: probability 0.8" in scope["found"]._repr_html_()
+    assert "exact probability of one rate: 0.8059" in capsys.readouterr().out
+    with pytest.raises(bk.errors.DataError, match="a count and a positive time for each group"):
+        scope["EventRates"]([1, 2], [1.0, 0.0])
+    with pytest.raises(bk.errors.UnknownNameError, match="'own'"):
+        scope["EventRates"]([1, 2], [1.0, 1.0], rates="owm")
+
+
+def test_the_interface_for_families_is_described_by_names_that_it_has():
+    (table,) = re.findall(r"## What the interface offers\n(.*?)\n##", PAGE_OF_FAMILIES, re.DOTALL)
+    named = re.findall(r"`(\w+)`", table)
+    assert set(named) < set(extend.__all__) and len(named) == len(set(named)) > 50
