@@ -15,10 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dendropy
 import numpy as np
 import torch
-from dendropy.utility.error import DataParseError
 from torch import Tensor
 
 from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
@@ -31,9 +29,8 @@ from bayeskit.models.phylogenetics._trees import Tree
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# PHYLIP is read by DendroPy and checked against the file. DendroPy gets an alphabet of all characters in the file,
-# because its own has no U beside T. If a sequence is too short, DendroPy reads the next name as characters. The matrix
-# of a NEXUS file is read here, because DendroPy loses the case of symbols, which EQUATE may tell apart.
+# The readers of PHYLIP and NEXUS are not those of DendroPy, which takes the next name for characters if a sequence is
+# too short, and loses the case of symbols, which EQUATE may tell apart.
 
 _SET = re.compile(r"[{(]([^{}()]*)[})]")
 #: Stands for a set of symbols in the text of a sequence.
@@ -54,6 +51,12 @@ _SUFFIXES = {
     **dict.fromkeys((".aln", ".clustal", ".clustalw"), "clustal"),
     **dict.fromkeys((".sto", ".stk", ".stockholm"), "stockholm"),
 }
+#: First line of an alignment in PHYLIP: numbers of taxa and sites, and the letters of options.
+_COUNTS = re.compile(r"\s*([1-9]\d{0,17})\s+([1-9]\d{0,17})(?!\d)([A-Z \t]*)", re.IGNORECASE)
+#: The option G of PAML: the number of genes, and of the sites of each or, in the next rows, the gene of each site.
+_GENES = re.compile(r"\s*G\s*\d+((?:\s+\d+)*)\s*")
+#: The mark '>' of FASTA, and the number of sites so far, which may stand in a file of PAML.
+_COUNTERS = re.compile(r"^\s*>|(?:^|\s)\s*\d+\s*$")
 _FORMATS = ("fasta", "nexus", "phylip", "clustal", "stockholm")
 _ALIGNMENT_FILE = "a FASTA, NEXUS, PHYLIP, Clustal or Stockholm file"
 #: First words of files in the format of Clustal, and the marks of its lines on conserved sites.
@@ -150,8 +153,8 @@ def matrices_of_file(
     kind = format.lower() if format else _guess(text, source)
     if kind == "nexus":
         return _read_nexus(text, source, blocks_read, types_read)
-    readers = {"fasta": _read_fasta, "phylip": _read_phylip, "clustal": _read_clustal, "stockholm": _read_stockholm}
-    return [FileMatrix(readers[kind](text, source))]
+    readers = {"fasta": _read_fasta, "clustal": _read_clustal, "stockholm": _read_stockholm}
+    return _read_phylip(text, source) if kind == "phylip" else [FileMatrix(readers[kind](text, source))]
 
 
 def _guess(text: str, source: str) -> str:
@@ -191,68 +194,6 @@ def _sites(row: str) -> int:
     return len(_SET.sub("N", "".join(row.split())))
 
 
-class _Names(dendropy.TaxonNamespace):  # type: ignore[misc]
-    """Taxa by their names in a dictionary; DendroPy compares each name with all names before it."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, dendropy.Taxon] = {}
-        super().__init__(is_case_sensitive=True)
-
-    def add_taxon(self, taxon: dendropy.Taxon) -> None:
-        """Add a taxon."""
-        super().add_taxon(taxon)
-        self._by_name.setdefault(taxon.label, taxon)
-
-    def get_taxon(self, label: str, is_case_sensitive: bool | None = None) -> dendropy.Taxon | None:
-        """Return the taxon of a name, or None."""
-        return self._by_name.get(label)
-
-    def require_taxon(self, label: str, is_case_sensitive: bool | None = None) -> dendropy.Taxon:
-        """Return the taxon of a name, which is new if there is none."""
-        return self._by_name.get(label) or self.new_taxon(label)
-
-
-def _parse(text: str, schema: str, **options: bool) -> list[tuple[str, str]]:
-    """Let DendroPy read names and sequences."""
-    if schema != "nexus":
-        symbols = "".join(set(text) - set(" \t\n"))
-        options["default_state_alphabet"] = dendropy.StateAlphabet(fundamental_states=symbols, case_sensitive=True)
-    matrix = dendropy.StandardCharacterMatrix.get(data=text, schema=schema, taxon_namespace=_Names(), **options)
-    return [(taxon.label, matrix[taxon].symbols_as_string()) for taxon in matrix]
-
-
-def _records(
-    sequences: list[tuple[str, str]],
-    rows: list[tuple[int, str]],
-    split: Callable[[str], tuple[str, str]],
-    layout: str = "sequential",
-) -> list[_Record]:
-    """Find the lines of each sequence and check that they hold as many sites as DendroPy read."""
-    records = [_Record(name, text, []) for name, text in sequences]
-    named = {record.name: record for record in records}
-    waiting = iter(records)
-    record: _Record | None = None
-    missing = 0
-    for at, (line, row) in enumerate(rows):
-        name, rest = split(row)
-        if layout == "sequential":
-            starts = missing <= 0
-            record = next(waiting, None) if starts else record
-        else:
-            starts = layout == "interleaved with names" or at < len(records)
-            record = named.get(name) if layout == "interleaved with names" else records[at % len(records)]
-        if record is None or (starts and record.name != name):
-            raise _Misread(line, f"a taxon name is expected, not {name!r}")
-        sites = _sites(rest if starts else row)
-        missing = (len(record.text) if starts else missing) - sites
-        record.rows.append((line, sites))
-    for record in records:
-        sites = sum(sites for _, sites in record.rows)
-        if sites != len(record.text):
-            raise _Misread(record.line or 1, f"taxon {record.name!r} has {sites} sites")
-    return records
-
-
 def _blame(
     source: str, rows: list[tuple[int, str]], split: Callable[[str], tuple[str, str]], num_sites: int | None
 ) -> None:
@@ -267,14 +208,10 @@ def _blame(
             )
         first[name] = line
         if num_sites is not None and _sites(rest) != num_sites:
-            raise _wrong_length(source, line, name, _sites(rest), f"nchar={num_sites} is")
-
-
-def _wrong_length(source: str, line: int | None, name: str, sites: int, announced: str) -> AlignmentError:
-    return AlignmentError(
-        f"{source}, line {line}: taxon {name!r} has {sites} sites, but {announced} announced. "
-        "Remedy: align the sequences to one length and correct the number."
-    )
+            raise AlignmentError(
+                f"{source}, line {line}: taxon {name!r} has {_sites(rest)} sites, but nchar={num_sites} is announced. "
+                "Remedy: align the sequences to one length and correct the number."
+            )
 
 
 def _first_word(row: str) -> tuple[str, str]:
@@ -284,6 +221,11 @@ def _first_word(row: str) -> tuple[str, str]:
 
 def _first_ten(row: str) -> tuple[str, str]:
     return row[:10].strip(), row[10:]
+
+
+def _two_blanks(row: str) -> tuple[str, str]:
+    name, *rest = re.split(r"\s{2,}", row.strip(), maxsplit=1)
+    return "_".join(name.split()), "".join(rest)
 
 
 def _fasta_name(row: str) -> tuple[str, str]:
@@ -319,12 +261,23 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
         records[-1].rows.append((line, len(part)))
         parts[-1].append(part)
     _blame(source, names, _fasta_name, None)
+    firsts = {record.name.split()[0] for record in records}
+    if len(firsts) < len(records):
+        warn_user(
+            f"{source}: the first words of the names are not unique; each whole line is a name, with underscores for "
+            "blanks.",
+            ConversionWarning,
+        )
     for record, found in zip(records, parts, strict=True):
         if not found:
             raise AlignmentError(
                 f"{source}, line {record.line}: taxon {record.name!r} has no sites. Remedy: give each name a sequence."
             )
-        record.name, record.text = record.name.split()[0], "".join(found)
+        words = record.name.split()
+        record.name, record.text = "_".join(words) if len(firsts) < len(records) else words[0], "".join(found)
+    if "." in records[0].text:  # a gap, as it is no match character
+        for record in records:
+            record.text = record.text.replace(".", "-")
     return records
 
 
@@ -402,60 +355,147 @@ def _named_rows(rows: list[tuple[int, str]], source: str) -> list[_Record]:
     return list(records.values())
 
 
-def _read_phylip(text: str, source: str) -> list[_Record]:
-    (head_line, head), *body = _lines(text)
-    match = re.match(r"\s*(\d{1,18})\s+(\d{1,18})(?!\d)", head)
-    if match is None or int(match.group(1)) < 1:
+def _read_phylip(text: str, source: str) -> list[FileMatrix]:
+    found: list[FileMatrix] = []
+    rows = list(_lines(text))
+    while not found or _announces(rows):
+        (line, head), *body = rows
+        records, rows = _phylip_records(head, body, source, line)
+        found.append(FileMatrix(records, line=line, block=len(found)))
+    if rows:
+        warn_user(
+            f"{source}, line {rows[0][0]}: this line and all below follow the last sequence and were not read.",
+            ConversionWarning,
+        )
+    return found
+
+
+def _announces(rows: list[tuple[int, str]]) -> bool:
+    """Whether rows begin as an alignment in PHYLIP, and there are at least as many as it has taxa."""
+    counts = _COUNTS.match(rows[0][1]) if rows else None
+    return counts is not None and int(counts.group(1)) < len(rows)
+
+
+def _phylip_records(
+    head: str, body: list[tuple[int, str]], source: str, line: int
+) -> tuple[list[_Record], list[tuple[int, str]]]:
+    """Return the sequences of an alignment and the rows that follow it; AlignmentError if they do not fit its head."""
+    counts = _COUNTS.match(head)
+    if counts is None:
         raise AlignmentError(
-            f"{source}, line {head_line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add "
+            f"{source}, line {line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add "
             "these numbers, or pass the right format=."
         )
-    num_taxa, num_sites = int(match.group(1)), int(match.group(2))
-    if (
-        len(body) > num_taxa
-        and len(body) % num_taxa
-        and all(_sites(_first_word(row)[1]) == num_sites for _, row in body)
-    ):
-        raise AlignmentError(
-            f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} follow. Remedy: correct the "
-            "number of taxa."
-        )
+    num_taxa, num_sites = int(counts.group(1)), int(counts.group(2))
     if len(body) < num_taxa:
         raise AlignmentError(
-            f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} lines follow. "
+            f"{source}, line {line}: {num_taxa} taxa are announced, but {len(body)} lines follow. "
             "Remedy: correct the number, or write the file again if it is truncated."
         )
-    # The file does not name the variant; usually only the right variant gives the announced lengths.
-    readings: list[list[_Record]] = []
-    best: list[_Record] = []
-    for strict in (False, True):
-        rows = [(line, row if strict else row.lstrip()) for line, row in body]
-        # DendroPy refuses a text of two lines, so a blank line is added.
-        plain = "\n".join([f"{num_taxa} {num_sites}", *(row for _, row in rows), "", ""])
-        for interleaved in (True, False):
+    # The file does not name the layout; usually only the right one gives the announced lengths. Layouts of PAML are
+    # tried after those of PHYLIP.
+    misread: list[_Misread] = []
+    more = False
+    for rows, splits in ((body, (_first_word, _first_ten)), (_paml_rows(body, num_sites), (_first_word, _two_blanks))):
+        readings: list[tuple[list[_Record], list[tuple[int, str]]]] = []
+        for split, interleaved in itertools.product(splits, (False, True)):
             try:
-                sequences = _parse(plain, "phylip", strict=strict, interleaved=interleaved)
-                split = _first_ten if strict else _first_word
-                records = _records(sequences, rows, split, "interleaved" if interleaved else "sequential")
-            # DendroPy fails with TypeError while it formats the message on a repeated taxon.
-            except (DataParseError, TypeError, _Misread):
+                records, rest = _phylip_rows(rows, num_taxa, num_sites, split, interleaved)
+            except _Misread as error:
+                misread.append(error)
                 continue
-            if all(len(record.text) == num_sites for record in records):
-                readings.append(records)
-            best = best or records
-    if readings:
-        return _likeliest(readings, source, head_line)
-    sites = [_sites(row if at >= num_taxa else row[10:]) for at, (_, row) in enumerate(body)]
-    if sum(sites) == num_taxa * num_sites:  # names of ten letters, with or without a blank behind
-        _blame(source, body[:num_taxa], _first_ten, None)
-    _blame(source, body[:num_taxa], _first_word, None)
-    for record in best:
-        if len(record.text) != num_sites:
-            raise _wrong_length(source, record.line, record.name, len(record.text), f"{num_sites} are")
+            if not rest or _announces(rest) or _is_remark(rest, records):
+                readings.append((records, rest))
+            more = True
+        readings = [one for one in readings if not one[1]] or readings
+        readings = [one for one in readings if len({record.name for record in one[0]}) == num_taxa] or readings
+        if readings:
+            if "G" in counts.group(3).upper():
+                warn_user(
+                    f"{source}, line {line}: the sites of each gene (option G) are not read. Remedy: divide the sites "
+                    "by Alignment.partitioned.",
+                    ConversionWarning,
+                )
+            likeliest = _likeliest([records for records, _ in readings], source, line)
+            return next(one for one in readings if one[0] is likeliest)
+    if more:
+        raise AlignmentError(
+            f"{source}, line {line}: {num_taxa} taxa are announced, but more sequences or sites follow. Remedy: "
+            "correct the numbers of taxa and sites."
+        )
+    worst = max(misread[:4], key=lambda error: error.line)
     raise AlignmentError(
-        f"{source}, line {head_line}: {num_taxa} taxa with {num_sites} sites are announced, but the following lines "
-        "do not match. Remedy: correct the numbers, or write the file again if it is truncated."
+        f"{source}, line {worst.line}: {worst}. Remedy: align the sequences to one length and correct the numbers of "
+        "taxa and sites, or write the file again if it is truncated."
     )
+
+
+def _paml_rows(rows: list[tuple[int, str]], num_sites: int) -> list[tuple[int, str]]:
+    """Leave out what PAML has beside names and sites: the genes of the sites, counters, and the mark of FASTA."""
+    if genes := _GENES.fullmatch(rows[0][1]):
+        rows, marks = rows[1:], 0
+        # There is one mark for each site or codon.
+        while not genes.group(1) and rows and rows[0][1].strip().isdigit() and marks not in (num_sites, num_sites // 3):
+            marks += len(rows[0][1].strip())
+            rows = rows[1:]
+    return [(line, text) for line, row in rows if (text := _COUNTERS.sub("", row)).strip()]
+
+
+def _is_remark(rows: list[tuple[int, str]], records: list[_Record]) -> bool:
+    """Whether rows behind an alignment cannot be more of it: neither symbols of its sites only nor a sequence."""
+    symbols = set("".join(record.text for record in records).upper()) | set("-?. \t")
+    if not set("".join(row for _, row in rows).upper()) - symbols:
+        return False
+    for split in (_first_word, _first_ten, _two_blanks):
+        with contextlib.suppress(_Misread):
+            _phylip_rows(rows, 1, len(records[0].text), split, interleaved=False)
+            return False
+    return True
+
+
+def _phylip_rows(
+    rows: list[tuple[int, str]],
+    num_taxa: int,
+    num_sites: int,
+    split: Callable[[str], tuple[str, str]],
+    interleaved: bool,
+) -> tuple[list[_Record], list[tuple[int, str]]]:
+    """Read sequences in one layout; return them and the rows behind them; _Misread if they have other lengths."""
+    records: list[_Record] = []
+    parts: list[list[str]] = []
+    missing: list[int] = []
+    end = len(rows)
+    for at, (line, row) in enumerate(rows):
+        if len(records) == num_taxa and not (any(missing) if interleaved else missing[-1]):
+            end = at
+            break
+        name, rest = "", row
+        if at < num_taxa if interleaved else not (missing and missing[-1]):
+            name, rest = split(row)
+            if not name:
+                raise _Misread(line, "a taxon has no name")
+            records.append(_Record(name, "", []))
+            parts.append([])
+            missing.append(num_sites)
+        place = at % num_taxa if interleaved else -1
+        part = "".join(rest.split())
+        parts[place].append(part)
+        records[place].rows.append((line, len(part)))
+        missing[place] -= len(part)
+        if missing[place] < 0:
+            break
+    for record, sites in zip(records, missing, strict=True):
+        if sites:
+            problem = f"taxon {record.name!r} has {num_sites - sites} sites, but {num_sites} are announced"
+            raise _Misread(record.line or 1, problem)
+    if len(records) < num_taxa:
+        raise _Misread(rows[-1][0], f"there are {len(records)} taxa, but {num_taxa} are announced")
+    for record, texts in zip(records, parts, strict=True):
+        record.text = "".join(texts)
+    if "." not in records[0].text:  # a point is the symbol of the first sequence
+        for record in records[1:]:
+            record.text = "".join(_matched(records[0].text, record.text, "."))
+    return records, rows[end:]
 
 
 def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_Record]:
@@ -578,7 +618,7 @@ def _check_format(settings: dict[str, str], where: str, has_taxa: bool) -> None:
     """Raise AlignmentError for options of FORMAT that are not read."""
     refused = [key for key in ("transpose", "tokens") if settings.get(key, "no").lower() not in _OFF]
     labels = settings.get("labels", "").lower()
-    refused += ["labels"] if labels not in ("", "left", "yes", *_OFF) else []
+    refused += ["labels"] if labels == "right" else []
     if ("nolabels" in settings or labels in _OFF) and not has_taxa:
         refused.append("nolabels")  # without names in TAXLABELS
     if refused:
@@ -679,8 +719,16 @@ def _nexus_matrix(
             f"{source}, line {error.line}: the matrix does not consist of {num_taxa or 'whole'} sequences of "
             f"{num_sites} sites ({error}). Remedy: give each taxon once, with the number of sites in DIMENSIONS."
         ) from error
-    _replace_matches(records, states, settings.get("matchchar", ""), source)
     meaning = _meanings(settings, source, first_line)
+    mark = settings.get("matchchar", "")
+    if not mark and "." not in meaning and states and "." not in states[0] and any("." in row for row in states):
+        mark = "."
+        warn_user(
+            f"{source}, line {first_line}: FORMAT declares no match character; '.' is read as the symbol of the first "
+            "sequence.",
+            ConversionWarning,
+        )
+    _replace_matches(records, states, mark, source)
     for record, row in zip(records, states, strict=True):
         meant = {state: "".join(meaning.get(symbol, symbol) for symbol in state) for state in set(row)}
         # A file may hold the character itself, which is no symbol, so it is kept as a set.
@@ -749,7 +797,12 @@ def _replace_matches(records: list[_Record], states: list[list[str]], mark: str,
             "character where the first sequence has no character. Remedy: write the first sequence in full."
         )
     for row in states[1:]:
-        row[:] = [same if state == mark else state for same, state in zip(first, row, strict=True)]
+        row[:] = _matched(first, row, mark)
+
+
+def _matched(first: Sequence[str], row: Sequence[str], mark: str) -> list[str]:
+    """Return a sequence with the symbols of the first one in place of the match character."""
+    return [same if state == mark else state for same, state in zip(first, row, strict=True)]
 
 
 def _meanings(settings: dict[str, str], source: str, line: int) -> dict[str, str]:
@@ -778,6 +831,8 @@ def _meanings(settings: dict[str, str], source: str, line: int) -> dict[str, str
 _SHARE_OF_BASES = 0.8
 #: Number of letters below which all are taken for bases.
 _FEW = 10
+#: Number of sites from which proteins have other letters than the codes of bases; a third is E, F, I, L, P or Q.
+_MANY = 100
 
 
 def _type_of(
@@ -805,7 +860,7 @@ def _type_of(
         counts.pop(blank, None)
     if isinstance(found, DataType):  # symbols that no taxon has are no states
         return _standard_of(Counter({one: counts[one] for one in found.states if counts[one]}), source, found.states)
-    return _guessed_type(counts, source) if found is None else _standard_of(counts, source)
+    return _guessed_type(counts, len(records[0].text), source) if found is None else _standard_of(counts, source)
 
 
 def _standard_of(
@@ -821,13 +876,13 @@ def _standard_of(
     return standard_characters("".join(symbols[:number]))
 
 
-def _guessed_type(counts: Counter[str], source: str) -> DataType:
+def _guessed_type(counts: Counter[str], num_sites: int, source: str) -> DataType:
     """Return the type told by how often symbols occur; AlignmentError where it cannot be told."""
     letters = counts.total()
     bases = sum(counts[symbol] for symbol in "ACGTU")
     if counts.keys() <= DNA.symbols.keys():
         letters -= sum(counts[symbol] for symbol in "NXO")
-        if letters >= _FEW and bases < letters / 2:
+        if letters >= _FEW and bases < letters / 2 and num_sites < _MANY:
             raise AlignmentError(
                 f"{source}: only {bases} of {letters} letters are A, C, G, T or U, although each is a code of "
                 "nucleotides; these look like amino acids. Remedy: give data_type='protein', or data_type='DNA' if "
@@ -897,9 +952,10 @@ class Alignment:
         ----------
         path : str or os.PathLike
             May be compressed by gzip. All formats but FASTA may be interleaved; NEXUS may declare its own gap, missing
-            and match characters and, by EQUATE, symbols for others or for sets of them. A FASTA name is the first word
-            after '>'; blanks in quoted NEXUS names become underscores. A file in UTF-16 or Latin-1 is read with a
-            warning. A NEXUS file of several matrices, or of a mixed one, is for `read_matrices`.
+            and match characters and, by EQUATE, symbols for others or for sets of them. PHYLIP includes the layouts of
+            PAML, where a '.' is the symbol of the first sequence. A FASTA name is the first word after '>', or the
+            whole line if these are not unique; blanks in names become underscores. A file in UTF-16 or Latin-1 is read
+            with a warning. A file of several matrices, or of a mixed one, is for `read_matrices`.
         format : {"fasta", "nexus", "phylip", "clustal", "stockholm"}, optional
             By default detected from the content, then from the suffix.
         data_type : {"DNA", "protein", "codon", "standard"} or DataType, optional
@@ -923,7 +979,9 @@ class Alignment:
         Warns
         -----
         ConversionWarning
-            If the file is not in UTF-8, or has commands that leave out sites or taxa.
+            If the file is not in UTF-8, has commands that leave out sites or taxa, or text behind the sequences; if
+            whole lines are FASTA names; if a NEXUS file has '.' but declares no match character; if a protein has '*',
+            which counts as missing.
 
         Examples
         --------
@@ -1001,8 +1059,7 @@ class Alignment:
                 raise AlignmentError(
                     f"{_at(source, record.line)}: the taxon {record.name!r} occurs twice"
                     + (f" (first in line {first_seen[record.name].line})" if record.line else "")
-                    + ". Remedy: make names unique"
-                    + (" (a FASTA name ends at its first blank)." if record.line else ".")
+                    + ". Remedy: make names unique."
                 )
             if not record.name.strip():
                 raise AlignmentError(f"{_at(source, record.line)}: a taxon has no name. Remedy: name every taxon.")
@@ -1014,6 +1071,14 @@ class Alignment:
                     f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align the sequences to one length."
                 )
             row[:] = masks
+        ended = next((record for record in records if "*" in record.text), None)
+        if ended is not None:
+            site = ended.text.index("*")
+            warn_user(
+                f"{_at(source, ended.line_of(site))}: taxon {ended.name!r} has '*', the end of a protein, at site "
+                f"{site + 1}; each '*' counts as missing.",
+                ConversionWarning,
+            )
         return cls._from_rows(tuple(record.name for record in records), rows, kind)
 
     @classmethod
@@ -1271,8 +1336,7 @@ def _masks(record: _Record, source: str, data_type: DataType) -> np.ndarray:
 def _advice(data_type: DataType, symbol: str) -> tuple[str, str]:
     """Return what an unknown symbol suggests, and which symbols there are."""
     if data_type == PROTEIN:
-        hint = ", which ends a protein" if symbol == "*" else ""
-        return hint, "use the letters of amino acids (with B, Z, J and X for several)"
+        return "", "use the letters of amino acids (with B, Z, J and X for several)"
     if data_type.name == "standard":
         return "", f"use the symbols {' '.join(data_type.states)}"
     hint = "; this looks like protein data, which data_type='protein' reads" if symbol in "EFIJLPQZ*" else ""

@@ -97,6 +97,7 @@ def _symbols(data_type: DataType) -> Mapping[str, int]:
         found = {state: 1 << place for place, state in enumerate(data_type.states)}
     if data_type == PROTEIN:
         found |= {symbol: sum(found[one] for one in several) for symbol, several in _SEVERAL.items()}
+        found["*"] = data_type.everything  # the end of a protein, which the models do not have
     return MappingProxyType(found | dict.fromkeys(_GAPS, data_type.everything))
 
 

@@ -31,6 +31,8 @@ QUOTED = re.compile(r"(?<!\w)'(?:[^']|'')*'")
 _PIECE = re.compile(r"(?:[^'\[\];]+|(?<=\w)')+|'(?:[^']|'')*'|.")
 #: The first line of a NEXUS file, and the lines before its first block that begin with '#'.
 _NEXUS_HEAD = re.compile(r"\s*#nexus(?:(?:\s|\[[^\[\]]*\])*\n[ \t]*#[^\n]*)*", re.IGNORECASE)
+#: A quoted label, or one with an apostrophe inside and its blanks in front.
+_APOSTROPHE = re.compile(rf"{QUOTED.pattern}|(?<=[(,)])(\s*)([^\s()\[\]{{}},:;='\"]+'[^\s()\[\]{{}},:;=\"]*)")
 _COMMENT_EDGE = re.compile(r"[\[\]]")
 ErrorType = type[AlignmentError] | type[TreeError]
 
@@ -412,7 +414,7 @@ def _log_texts(text: str, source: str) -> list[TreeText]:
 
 def _find_texts(text: str, source: str) -> list[TreeText]:
     found: list[TreeText] = []
-    translate: dict[str, str] = {}
+    translate: Mapping[str, str] = {}
     if text.lstrip()[:6].upper() != "#NEXUS":
         for line, statement, _, notes in _statements(text, source, TreeError):
             leading = _LEADING_WEIGHT.match(statement)
@@ -423,9 +425,16 @@ def _find_texts(text: str, source: str) -> list[TreeText]:
     else:
         # DendroPy's own NEXUS reader takes a label such as '1' for the first taxon it has met, even
         # where no block numbers the taxa, so it gets the descriptions one by one.
+        tables: dict[str, Mapping[str, str]] = {}
+        title = ""
         for block, head, line, rest, notes in _noted_commands(text, source, TreeError):
-            if block == "taxa" and head == "taxlabels":
-                translate = every_name(_numbers(rest))
+            if block == "taxa" and head == "title":
+                title = unquoted(rest).strip().lower()
+            elif block == "taxa" and head == "taxlabels":
+                translate = tables[title] = every_name(_numbers(rest))
+            elif block == "trees" and head == "link":
+                linked = re.search(rf"\btaxa\s*=\s*({QUOTED.pattern}|\S+)", rest, re.IGNORECASE)
+                translate = tables.get(unquoted(linked[1]).lower(), translate) if linked else translate
             elif block == "trees" and head == "translate":
                 translate = every_name(_translation(rest, source, line))
             elif block == "trees" and head in ("tree", "utree"):
@@ -603,7 +612,10 @@ def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> Pa
     if len(found) > 1:
         raise fail(found[1].line, f"{found[1].text!r} follows the end of the tree", "give one tree, ended by ';'")
     if plain := _read_plain(newick):
-        return plain
+        return _without_single_children(plain, source)
+    newick = _APOSTROPHE.sub(
+        lambda label: label.group(1) + quote(label.group(2)) if label.group(2) else label[0], newick
+    )
     bare = QUOTED.sub(lambda match: "'" * len(match.group()), newick)
     for fault, problem, remedy in _ACCEPTED_FAULTS:
         if match := fault.search(bare):
@@ -625,10 +637,37 @@ def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> Pa
         raise
     nodes = list(tree.preorder_node_iter())
     number = {node: position for position, node in enumerate(nodes)}
-    return ParsedTree(
+    parsed = ParsedTree(
         [[number[child] for child in node.child_node_iter()] for node in nodes],
         [node.label for node in nodes],
         [node.edge_length for node in nodes],
+    )
+    return _without_single_children(parsed, source)
+
+
+def _without_single_children(tree: ParsedTree, source: str) -> ParsedTree:
+    """Join each node with one child to this child, with the sum of their lengths."""
+    kept = [node for node, below in enumerate(tree.children) if len(below) != 1]
+    if len(kept) == len(tree.children):
+        return tree
+    warn_user(
+        f"{source}: nodes with one child were joined to this child, and their lengths were added. The label of such a "
+        "node, as that of a sampled ancestor, is not read.",
+        ConversionWarning,
+    )
+    lengths, last = list(tree.lengths), list(range(len(tree.lengths)))
+    for node, below in enumerate(tree.children):  # parents come first
+        if len(below) == 1:
+            length, more = lengths[node], lengths[below[0]]
+            lengths[below[0]] = None if length is None or more is None else length + more
+    for node in reversed(range(len(last))):
+        if len(tree.children[node]) == 1:
+            last[node] = last[tree.children[node][0]]
+    number = {node: position for position, node in enumerate(kept)}
+    return ParsedTree(
+        [[number[last[child]] for child in tree.children[node]] for node in kept],
+        [tree.labels[node] for node in kept],
+        [lengths[node] for node in kept],
     )
 
 

@@ -56,6 +56,7 @@ def unnamed(start: int, end: int) -> str:
     return "\n".join(text[start:end] for text in SEQUENCES.values())
 
 
+NAMES = "\n".join(SEQUENCES)
 CLUSTAL = "\n\n".join(rows(SEQUENCES, start, end) + "\n" + " " * 10 + "* **  "[: end - start] for start, end in CUTS)
 STOCKHOLM = {name: text.replace("-", ".") for name, text in SEQUENCES.items()}
 FORMATS = {
@@ -64,6 +65,13 @@ FORMATS = {
     "strict phylip": "3 15\n" + "".join(f"{name:<10}{text}\n" for name, text in SEQUENCES.items()),
     "sequential phylip": "3 15\n" + "".join(f"{name} {text[:6]}\n{text[6:]}\n" for name, text in SEQUENCES.items()),
     "interleaved phylip": f"3 15\n{rows(SEQUENCES, 0, 6)}\n\n{unnamed(6, 12)}\n\n{unnamed(12, 15)}\n",
+    "phylip of paml, names in front": f"3 15 I\n{NAMES}\n\n"
+    + "\n".join(f"{start + 1}\n{unnamed(start, end)}\n" for start, end in CUTS),
+    "phylip of paml, counters": "3 15\n"
+    + "\n".join(f"{name}\n\n{text[:6]}  6\n{text[6:]} 15\n" for name, text in SEQUENCES.items()),
+    "phylip of paml, match character": f"3 15\n{rows(matched(SEQUENCES))}\n",
+    "phylip of paml, marks in front of names": "3 15\n"
+    + "".join(f">\n{name}\n{text}\n" for name, text in SEQUENCES.items()),
     "nexus": nexus(rows(SEQUENCES)),
     "interleaved nexus": nexus(blocks(), " interleave=yes gap=-"),
     "nexus with match character": nexus(rows(matched(SEQUENCES)), " matchchar=."),
@@ -432,3 +440,95 @@ def test_a_long_matrix_of_sets_is_cut_at_the_right_sites(tmp_path):
     for part, sites in ((first, chosen), (second, range(17, 39))):
         cut = {name: "".join(itertools.compress(row, [k in sites for k in range(60)])) for name, row in plain.items()}
         assert masks(part) == masks(Alignment.from_sequences(cut, data_type="DNA"))
+
+
+LINES = rows(SEQUENCES)
+BEHIND = {
+    "a mark": "//end of file\n",
+    "a remark": "\nData of A. Author (1987), in two lines,\nof which\n",
+    "an alternative head": "3 15 G\nG 2 7 8\n",
+    "trees": "1\n(1,2,3);\n",
+}
+
+
+@pytest.mark.parametrize("case", BEHIND)
+def test_remarks_behind_a_phylip_alignment_are_left_out_with_a_warning(case, tmp_path):
+    path = tmp_path / "data.phy"
+    path.write_text(f"3 15\n{LINES}\n{BEHIND[case]}")
+    line = 6 if BEHIND[case].startswith("\n") else 5
+    with pytest.warns(ConversionWarning, match=f"data.phy, line {line}: this line and all below .* were not read"):
+        assert same(Alignment.from_file(path), Alignment.from_sequences(SEQUENCES))
+
+
+@pytest.mark.parametrize("behind", ["A\n-C-\n", "Mus_musc\nACGTRA\nTTT-CCAAA\n", "Mus_musc ACGTRATTT-CCAAA\nx\n"])
+def test_sequences_behind_those_announced_are_an_error(behind, tmp_path):
+    path = tmp_path / "data.phy"
+    path.write_text(f"3 15\n{LINES}\n{behind}")
+    with pytest.raises(AlignmentError, match="line 1: 3 taxa are announced, but more sequences or sites follow"):
+        Alignment.from_file(path)
+
+
+@pytest.mark.parametrize("genes", ["G 2 7 8", "G2\n1111111\n22222222", "G 2\n12312"])
+def test_genes_of_paml_are_not_read(genes, tmp_path):
+    path = tmp_path / "data.phy"
+    path.write_text(f"3 15  GC\n{genes}\n\n{LINES}\n")
+    with pytest.warns(ConversionWarning, match=r"line 1: the sites of each gene \(option G\) are not read"):
+        assert same(Alignment.from_file(path), Alignment.from_sequences(SEQUENCES))
+
+
+def test_names_of_paml_end_at_two_blanks(tmp_path):
+    path = tmp_path / "data.phy"
+    path.write_text("2 6\nHomo sapiens\nACG TAC\nPan troglodytes  ACG\nTAA\n")
+    assert same(
+        Alignment.from_file(path), Alignment.from_sequences({"Homo_sapiens": "ACGTAC", "Pan_troglodytes": "ACGTAA"})
+    )
+
+
+def test_several_phylip_alignments_are_several_matrices(tmp_path):
+    path = tmp_path / "data.phy"
+    path.write_text("2 3\na ACG\nb ACA\n\n 2 10\nb MKVLATGHSE\na MKILATGHSE\n\n2 2\na AA\nb AC\n")
+    found = read_matrices(path)
+    assert [(name, matrix.num_sites) for name, matrix in found.items()] == [("DNA", 3), ("protein", 10), ("DNA_2", 2)]
+    assert same(found["protein"], Alignment.from_sequences({"a": "MKILATGHSE", "b": "MKVLATGHSE"}))
+    assert Partition.from_file(path).num_sites == 15
+    with pytest.raises(AlignmentError, match="line 5: the file holds 3 matrices .*read_matrices"):
+        Alignment.from_file(path)
+    path.write_text("2 3\na ACG\nb ACA\n2 3\na ACG\nc ACA\n")
+    with pytest.raises(AlignmentError, match="line 4: the taxon 'b' is not in all matrices"):
+        read_matrices(path)
+
+
+def test_whole_lines_are_fasta_names_where_first_words_are_not_unique(tmp_path):
+    path = tmp_path / "data.fasta"
+    path.write_text(">Morelia  viridis N\nACGT\n>Morelia boeleni\nACGA\n>Liasis mackloti\nACGC\n")
+    with pytest.warns(ConversionWarning, match="first words of the names are not unique"):
+        assert Alignment.from_file(path).taxa == ("Morelia_viridis_N", "Morelia_boeleni", "Liasis_mackloti")
+
+
+def test_points_in_fasta_are_gaps_if_the_first_sequence_has_them(tmp_path):
+    path = tmp_path / "data.fasta"
+    path.write_text(">a\nAC.T\n>b\nA..T\n")
+    assert same(Alignment.from_file(path), Alignment.from_sequences({"a": "AC-T", "b": "A--T"}))
+    path.write_text(">a\nACGT\n>b\nA..T\n")
+    with pytest.raises(AlignmentError, match=r"unknown character '\.' in taxon 'b' at site 2"):
+        Alignment.from_file(path)
+
+
+def test_points_in_nexus_are_match_characters_where_none_is_declared(tmp_path):
+    path = tmp_path / "data.nex"
+    path.write_text(nexus(rows(matched(SEQUENCES))))
+    with pytest.warns(ConversionWarning, match="declares no match character"):
+        assert same(Alignment.from_file(path), Alignment.from_sequences(SEQUENCES))
+    path.write_text(nexus(rows(SEQUENCES).replace("-", "."), " gap=. labels='1 2'"))
+    assert same(Alignment.from_file(path), Alignment.from_sequences(SEQUENCES))
+
+
+def test_long_sequences_of_ambiguous_codes_are_bases(tmp_path):
+    """No protein of a hundred letters has codes of bases only."""
+    path = tmp_path / "data.fasta"
+    codes = "RYKMSWBDHVN" * 9
+    path.write_text(f">a\n{codes}A\n>b\n{codes}C\n")
+    assert Alignment.from_file(path).data_type.name == "DNA"
+    path.write_text(f">a\n{codes}\n>b\n{codes}\n")
+    with pytest.raises(AlignmentError, match="look like amino acids"):
+        Alignment.from_file(path)
