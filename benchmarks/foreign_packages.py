@@ -1,6 +1,7 @@
 """Print what becomes of models of NumPyro, PyMC, Bambi and Stan as targets, beside what these packages compute.
 
-    python benchmarks/foreign_packages.py --models DIR [--data DIR] [--only NAME ...] [--no-evidence] [--seconds 600]
+    python benchmarks/foreign_packages.py [--models DIR] [--data DIR] [--only NAME ...] [--no-evidence]
+        [--methods NAME ...] [--seconds 600]
 
 The folder of `--models` has folders `numpyro`, `pymc`, `bambi` and `stan` with a module for each model. Its `make()`
 returns `(model, args, kwargs)` for NumPyro, the model for PyMC and Bambi, and `(program, data, prior)` for Stan;
@@ -347,9 +348,9 @@ class Row:
         return " ".join([*cells, f"{self.seconds:5.0f}", lost]) + "".join(f"\n      {line}" for line in self.lines)
 
 
-def judge_evidence(row: Row, target: bk.Target, exact: float | None) -> None:
-    """Estimate the evidence by all methods that apply."""
-    methods = [name for name in METHODS if name != "nested_sampling" or target.dim <= NESTED_DIM]
+def judge_evidence(row: Row, target: bk.Target, exact: float | None, names: Iterable[str]) -> None:
+    """Estimate the evidence by the methods of these that apply."""
+    methods = [name for name in names if name != "nested_sampling" or target.dim <= NESTED_DIM]
     found = bk.evidence.compare(target, methods, progress=False)
     verdict = found.verdict
     row.lines += [f"evidence: {name} does not apply: {why[:120]}" for name, why in verdict.refused.items()]
@@ -429,15 +430,16 @@ def _of_posteriordb(folder: Path, name: str) -> tuple[Package, None]:
     return stan_package((folder / f"{name}.stan").read_text(), data), None
 
 
-def _cases(models: Path, data: Path | None) -> dict[str, Callable[[], tuple[Package, ModuleType | None]]]:
+def _cases(models: Path | None, data: Path | None) -> dict[str, Callable[[], tuple[Package, ModuleType | None]]]:
+    paths = [] if models is None else sorted(models.glob("*/*.py"))
     found: dict[str, Callable[[], tuple[Package, ModuleType | None]]] = {
-        f"{path.parent.name}/{path.stem}": partial(_of_module, path) for path in sorted(models.glob("*/*.py"))
+        f"{path.parent.name}/{path.stem}": partial(_of_module, path) for path in paths
     }
     programs = [] if data is None else [path.stem for path in sorted(data.glob("*.stan"))]
     return found | {f"posteriordb/{name}": partial(_of_posteriordb, data, name) for name in programs}
 
 
-def work(connection: Connection, models: Path, data: Path | None, with_evidence: bool) -> None:
+def work(connection: Connection, models: Path | None, data: Path | None, methods: tuple[str, ...]) -> None:
     """Answer each name with its row, first without and then with the evidence."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -447,10 +449,10 @@ def work(connection: Connection, models: Path, data: Path | None, with_evidence:
         package, module = row.attempt("the model itself", cases[name], (None, None))
         target = None if package is None else judge(row, package, module)
         row.failed, row.seconds = target is None, time.monotonic() - begin
-        connection.send((row, row.failed or not with_evidence))
-        if with_evidence and target is not None:
+        connection.send((row, row.failed or not methods))
+        if methods and target is not None:
             exact = row.attempt("exact", module.exact) if hasattr(module, "exact") else None
-            row.attempt("evidence", partial(judge_evidence, row, target, exact))
+            row.attempt("evidence", partial(judge_evidence, row, target, exact, methods))
             row.seconds = time.monotonic() - begin
             connection.send((row, True))
 
@@ -502,13 +504,15 @@ class Worker:
 def main() -> None:
     """Print the table and the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--models", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="parts of names, such as pymc/ or eight_schools")
     parser.add_argument("--no-evidence", action="store_true")
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, help="methods for the evidence")
     parser.add_argument("--seconds", type=float, default=600.0, help="most seconds for a model")
     options = parser.parse_args()
-    worker = Worker((options.models, options.data, not options.no_evidence), options.seconds)
+    methods = () if options.no_evidence else tuple(options.methods)
+    worker = Worker((options.models, options.data, methods), options.seconds)
     rows = []
     print(f"{'model':42} {'d':>4} {'density':>8} {'Pyro':>8} {'LOO':>8} {'evidence':52} {'s':>5} lost")
     for name in _cases(options.models, options.data):

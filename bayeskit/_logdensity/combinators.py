@@ -13,6 +13,7 @@ from bayeskit._compiler import Compile, Cost, Engine
 from bayeskit._core.evaluation import Evaluation, Evaluator, tempered
 from bayeskit._core.untraceable import UNTRACEABLE
 from bayeskit._logdensity.density import Constrained, Density
+from bayeskit._logdensity.foreign_density import origin_of
 from bayeskit._logdensity.pyro_density import PyroDensity, Simulation
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import ModelError, SettingsError
@@ -262,7 +263,8 @@ def call_of(target: Target) -> tuple[Callable[..., Any], tuple[Any, ...], dict[s
 def _pyro_density(target: Target) -> PyroDensity:
     if not isinstance(target.density, PyroDensity):
         raise SettingsError(
-            "only a Pyro model can simulate data, and this target was made from functions; use Target.from_pyro"
+            f"only a Pyro model can simulate data, and this target was made from {origin_of(target.density)}; write the "
+            "model for Pyro, and use Target.from_pyro"
         )
     return target.density
 

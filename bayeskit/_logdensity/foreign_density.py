@@ -178,6 +178,11 @@ class ForeignDensity(ABC):
         return {name for name, x in self._observed.items() if not x.is_floating_point()}
 
 
+def origin_of(density: Any) -> str:
+    """Return what a density that is no Pyro model is made from, for messages."""
+    return f"a model of {density.package}" if isinstance(density, ForeignDensity) else "functions"
+
+
 def kept_inside(u: Tensor) -> Tensor:
     """Return unconstrained vectors of values of which some are rounded to an end of their support."""
     return u.nan_to_num(nan=math.nan, posinf=_TO_ONE, neginf=_TO_ZERO)

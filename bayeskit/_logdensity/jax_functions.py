@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import dlpack
 
 from bayeskit._core.evaluation import Evaluation, Integrator
 
@@ -33,10 +33,15 @@ def seeds(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _as_torch(found: Any) -> Any:
-    """Return arrays of JAX in a nest as tensors of the same memory."""
+    """Return arrays of JAX in a nest as tensors, of memory of their own that may be written to."""
     import jax
 
-    return dlpack.from_dlpack(found) if isinstance(found, jax.Array) else jax.tree.map(dlpack.from_dlpack, found)
+    # To share memory by dlpack takes longer than a call of a small model, and torch would write to arrays of JAX.
+    return _copied(found) if isinstance(found, jax.Array) else jax.tree.map(_copied, found)
+
+
+def _copied(x: Any) -> Tensor:
+    return torch.from_numpy(np.array(x))
 
 
 def _first(found: Any, count: int) -> Any:
@@ -64,16 +69,16 @@ class JaxFunction:
 
         if self._compiled is None:
             self._compiled = jax.jit(jax.vmap(self.function))
+        count = len(rows[0])
         # By the count alone: a row's last digits depend on the size.
-        size = next((size for size in _SIZES if len(rows[0]) <= _CALLS * size), _SIZES[-1])
+        size = next((size for size in _SIZES if count <= _CALLS * size), _SIZES[-1])
         with double_precision():
-            if len(rows[0]) <= size:
-                return self._of_some(rows, size)
-            parts = [self._of_some(each, size) for each in zip(*(x.split(size) for x in rows), strict=True)]
+            if count <= size:
+                return self._of_some(rows, count, size)
+            parts = [self._of_some(x, len(x[0]), size) for x in zip(*(x.split(size) for x in rows), strict=True)]
             return jax.tree.map(lambda *each: torch.cat(each), *parts)
 
-    def _of_some(self, rows: tuple[Tensor, ...], size: int) -> Any:
-        count = len(rows[0])
+    def _of_some(self, rows: tuple[Tensor, ...], count: int, size: int) -> Any:
         if size > count:
             rows = tuple(_padded(x, size) for x in rows)
         found = _as_torch(self._compiled(*(x.numpy() for x in rows)))
@@ -142,7 +147,7 @@ class JaxDensity(Integrator):
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
         found = self._rows(u.detach(), torch.ones_like(beta), beta)
-        return Evaluation(found[:, 0], found[:, 1], found[:, 2], found[:, 3:])
+        return Evaluation(*found[:, :3].unbind(1), found[:, 3:])
 
     def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
         """Tell whether positions ``(n, d)`` and the factor of a metric are in double precision and of one size."""
@@ -166,30 +171,33 @@ class JaxDensity(Integrator):
 
         if is_dense not in self._paths:
             self._paths[is_dense] = jax.jit(self._over_groups(is_dense))
+        (n, d), count = q.shape, len(kicks)
         groups = 1 if factor.dim() == (2 if is_dense else 1) else len(factor)
-        size = max(_STEPS, 1 << max(0, len(kicks) - 1).bit_length())
-        kicked = torch.zeros(size, dtype=torch.float64)
-        kicked[: len(kicks)] = torch.tensor(kicks, dtype=torch.float64)
+        kicked = np.zeros(max(_STEPS, 1 << max(0, count - 1).bit_length()))
+        kicked[:count] = kicks
         # Without turns the evaluation of the start is neither known nor used.
-        by_row = (q, p, step, beta, *(start or (beta, beta, beta, q)))
-        rows = (x.detach().to(torch.float64).reshape(groups, -1, *x.shape[1:]).numpy() for x in by_row)
+        *values, gradient = start or (beta, beta, beta, q)
+        # One array each way: to pass an array takes longer than a step of a small model.
+        rows = torch.cat([q, p, gradient, torch.stack([step, beta, *values], -1)], -1).detach().to(torch.float64)
         of_groups = factor.reshape(groups, *factor.shape[-(1 + is_dense) :]).numpy()
+        by_group = rows.reshape(groups, -1, 3 * d + 5).numpy()
         with double_precision():
-            found = self._paths[is_dense](of_groups, kicked.numpy(), len(kicks), float(drift), start is not None, *rows)
-            position, momentum, here, met = _as_torch(found)
-        there = Evaluation(*(x.reshape(len(q), *x.shape[2:]) for x in here))
-        return position.reshape(q.shape), momentum.reshape(q.shape), there, met.reshape(len(q), 4).T.contiguous()
+            path = self._paths[is_dense]
+            found = _as_torch(path(of_groups, kicked, count, float(drift), start is not None, by_group))
+        position, momentum, gradient, others = found.reshape(n, -1).split((d, d, d, 7), -1)
+        others = others.T.contiguous()
+        return position, momentum, Evaluation(others[0], others[1], others[2], gradient), others[3:]
 
     def _over_groups(self, is_dense: bool) -> Callable[..., Any]:
         """Return the function of all rows, by group of a metric."""
         import jax
 
-        def of_all(factor: Any, kicks: Any, count: Any, drift: Any, turns: Any, *rows: Any) -> Any:
-            def of_group(factor: Any, *rows: Any) -> Any:
+        def of_all(factor: Any, kicks: Any, count: Any, drift: Any, turns: Any, rows: Any) -> Any:
+            def of_group(factor: Any, rows: Any) -> Any:
                 path = partial(self._path, is_dense, factor, kicks, count, drift, turns)
-                return jax.vmap(path)(*rows)
+                return jax.vmap(path)(rows)
 
-            return jax.vmap(of_group)(factor, *rows)
+            return jax.vmap(of_group)(factor, rows)
 
         return of_all
 
@@ -201,18 +209,19 @@ class JaxDensity(Integrator):
         count: Any,
         drift: Any,
         turns: Any,
-        q: Any,
-        p: Any,
-        step: Any,
-        beta: Any,
-        *here: Any,
+        row: Any,
     ) -> Any:
-        """Return the end of a path of ``count`` steps, its evaluation, and what was met on it, ``(4,)``.
+        """Return the end of a path of ``count`` steps, its evaluation, and what was met on it, ``(3 d + 7,)``.
 
-        Where ``turns`` is true, a step into zero density keeps the position and reverses the momentum.
+        A row has position, momentum and gradient, ``(d,)`` each, step, inverse temperature, log prior, log likelihood
+        and log density. Where ``turns`` is true, a step into zero density keeps the position and reverses the momentum.
         """
         import jax
         import jax.numpy as jnp
+
+        q, p, gradient = row[:-5].reshape(3, -1)
+        step, beta, *values = row[-5:]
+        here = (*values, gradient)
 
         def pull(gradient: Any) -> Any:
             return gradient @ factor if is_dense else gradient * factor
@@ -235,4 +244,4 @@ class JaxDensity(Integrator):
 
         first = (q, p, here, pull(here[3]), jnp.inf, -jnp.inf, 0.0)
         q, p, here, _, *met = jax.lax.fori_loop(0, count, advance, first)
-        return q, p, here, jnp.stack([*met, inside.astype(float)])
+        return jnp.concatenate([q, p, here[3], jnp.stack([*here[:3], *met, inside.astype(float)])])

@@ -438,7 +438,9 @@ def _refuse(trace: Mapping[str, Any]) -> None:
             )
         if _counted(_without_obs_mask(trace, name)) is not None:
             raise UnsupportedSiteError(
-                f"site {name!r} is not observed, and masked; leave out its rows, or mask the data alone"
+                f"site {name!r} is not observed, and masked, so that it has no prior; for missing data pass the mask of "
+                "those that are there to the site of the data, as obs_mask, which makes the others latent; for a flat "
+                "prior write ImproperUniform; else leave out its rows, or mask the data alone"
             )
         if not _is_discrete(site["fn"]):
             continue
@@ -470,7 +472,7 @@ def _counted(site: Mapping[str, Any]) -> Tensor | None:
         if type(fn).__name__ == "MaskedDistribution":
             mask = mask & np.asarray(fn._mask, dtype=bool)
         fn = fn.base_dist
-    return None if mask.all() else torch.from_numpy(mask)
+    return None if mask.all() else torch.from_numpy(np.asarray(mask))
 
 
 def _plates(site: Mapping[str, Any]) -> tuple[str | None, ...]:

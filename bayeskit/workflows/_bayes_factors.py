@@ -374,7 +374,7 @@ def _agreed(comparison: EvidenceComparison) -> Evidence:
     verdict = comparison.verdict
     if verdict.best is None:
         return Evidence("verdict", math.nan, math.nan, 0, (str(verdict),))
-    if verdict.contradicted_by or (verdict.num_trusted > 1 and not verdict.is_agreed):
+    if not verdict.is_agreed and (verdict.contradicted_by or verdict.num_trusted > 1):
         # The distance between disagreeing estimates says more about the error than any of their standard errors.
         return replace(verdict.best, standard_error=math.nan, warnings=(str(verdict),))
     return verdict.best

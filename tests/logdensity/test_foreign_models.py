@@ -171,6 +171,34 @@ def test_the_evidence_with_missing_data_is_that_of_the_data(limit):
     assert z.trusted and abs(z.log_evidence - exact) < limit() * z.standard_error
 
 
+def imputed(x, seen, y):
+    with numpyro.plate("row", len(y)):
+        x = numpyro.sample("x", nd.Normal(0.0, 1.0), obs=x, obs_mask=seen)
+        numpyro.sample("y", nd.Normal(x, 0.5), obs=y)
+
+
+@pytest.mark.calibration
+def test_predictors_with_missing_values_are_imputed_by_their_mask(limit):
+    seen = np.arange(8) % 3 > 0
+    target = bk.Target.from_numpyro(imputed, np.where(seen, X, 0.0), seen, Y)
+    found = bk.evidence.bridge_sampling(bk.sample(target, seed=1, progress=False))
+    normal = torch.distributions.Normal
+    x, y = torch.as_tensor(X), torch.as_tensor(Y)
+    known = (normal(0.0, 1.0).log_prob(x) + normal(x, 0.5).log_prob(y))[seen].sum()
+    exact = float(known + normal(0.0, 1.25**0.5).log_prob(y[~seen]).sum())
+    assert abs(found.log_evidence - exact) < limit() * found.standard_error
+
+
+def test_what_takes_a_pyro_model_says_so():
+    target = bk.Target.from_numpyro(by_row, Y)
+    with pytest.raises(ModelError, match="second derivatives.*made from a model of NumPyro; write the model for Pyro"):
+        bk.marginalize(target, ["level"])
+    with pytest.raises(SettingsError, match="made from a model of NumPyro; write the model for Pyro"):
+        bk.sbc(target)
+    with pytest.raises(ModelError, match="amortize takes a Pyro model and its arguments, not a target"):
+        bk.amortize(target)
+
+
 def test_gradients_and_temperatures(of_numpyro):
     target, *_ = of_numpyro
     u, beta = points(target, 5), torch.tensor([0.0, 0.3, 0.5, 0.9, 1.0], dtype=F64)
@@ -421,6 +449,12 @@ def masked_sum(y):
         numpyro.sample("y", nd.Normal(mean + 2 * side, 1.0), obs=y)
 
 
+def imputed_by_hand(y):
+    """As in NumPyro's notebook on imputation: the density of the missing values comes through the data."""
+    missing = numpyro.sample("missing", nd.Normal(0.0, 1.0).expand([2]).to_event(1).mask(False))
+    numpyro.sample("y", nd.Normal(0.0, 1.0).expand([8]).to_event(1), obs=jnp.asarray(y).at[:2].set(missing))
+
+
 def scaled_prior(y):
     with numpyro.handlers.scale(scale=5.0):
         mean = numpyro.sample("mean", nd.Normal(0.0, 1.0))
@@ -455,6 +489,7 @@ def flat(y):
         (conjugate, np.where(Y > 2, np.nan, Y), DataError, "'y' holds 2 NaN"),
         (rarely_switched, Y, UnsupportedSiteError, "site 'level' depends on 'side', which is summed out"),
         (masked_sum, Y, UnsupportedSiteError, "site 'side' is not observed, and masked"),
+        (imputed_by_hand, Y, UnsupportedSiteError, "site 'missing' is not observed, and masked.*as obs_mask"),
         (scaled_prior, Y, UnsupportedSiteError, "site 'mean' is scaled"),
         (conjugate, np.ma.masked_array(Y, Y > 2), DataError, "masked; pass its data, and the mask as obs_mask"),
         (of_32_bits, Y, ModelError, "runs in single precision, but not in double(.|\n)*dtype=int"),

@@ -829,6 +829,11 @@ def amortize(
     >>> abs(float(draws["mean"].mean()) - float(y.sum()) / 5) < 0.05, evidence.trusted
     (True, True)
     """
+    if isinstance(model, Target):
+        raise ModelError(
+            "amortize takes a Pyro model and its arguments, not a target; pass the function, and write a model of "
+            "another package for Pyro"
+        )
     sizes, encoding = _sizes_and_encoding(sizes, encoding, callable(args))
     num_steps = whole_number("num_steps", num_steps, least=1)
     batch_size = whole_number("batch_size", batch_size, least=2)

@@ -14,6 +14,7 @@ from bayeskit._core.inputs import unknown_name, whole_number
 from bayeskit._core.process_state import process_state
 from bayeskit._core.randomness import new_generator, one_thread
 from bayeskit._draws import Draws
+from bayeskit._logdensity.foreign_density import origin_of
 from bayeskit._logdensity.pyro_density import PyroDensity
 from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import AccuracyWarning, DrawsError, ModelError, SettingsError
@@ -378,7 +379,9 @@ def marginalize(
     density = target.density
     if not isinstance(density, PyroDensity):
         raise ModelError(
-            "only a target of a Pyro model has sites that can be integrated out one by one; use Target.from_pyro"
+            "only a target of a Pyro model has sites that can be integrated out one by one, because that takes second "
+            f"derivatives, and this one was made from {origin_of(density)}; write the model for Pyro, and use "
+            "Target.from_pyro, or sample all of its sites"
         )
     if target.loops:
         raise ModelError(

@@ -12,13 +12,15 @@ import scipy
 from bayeskit._core.page import Listed, result_html
 from bayeskit._core.texts import with_error
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence._methods import METHODS
+from bayeskit.inference.evidence._methods import METHODS, Part
 from bayeskit.inference.evidence._result import Evidence
 
 #: Largest probability of reporting disagreement if all trusted estimates are correct.
 _FALSE_ALARM = 0.01
 #: Largest ratio of standard errors of estimates of comparable precision.
 _COMPARABLE = 10.0
+#: Trusted methods that outweigh one that is not trusted, if they use several sources and the prior is among them.
+_ENOUGH = 3
 #: Relative rounding error of an estimate.
 _ROUNDING = 1e-10
 
@@ -45,10 +47,12 @@ class Verdict:
         Remarks on the target.
     is_agreed : bool
         True if at least two methods are trusted, `best` agrees with a majority of them, overall and among those of
-        comparable precision, and no consistent method has found more mass, beyond the errors of both.
+        comparable precision, and no consistent method has found more mass, beyond the errors of both. A method that is
+        not trusted does not count against three trusted methods that agree, use several sets of draws, and of which one
+        begins at draws from the prior.
     contradicted_by : dict of float
         Estimates by consistent methods that are not trusted and lie above `best`, with the distance in standard errors
-        of the difference: they have found more mass.
+        of the difference: they have found more mass, unless their failure has made it up.
     """
 
     best: Evidence | None
@@ -133,13 +137,15 @@ class Verdict:
         disagreeing = {name: away[name] for name in order if away[name] > limit}
         different = {(sources or {}).get(name, name) for name in agreeing}
         above = _above(trusted[place], results)
+        doubtful = {name: gap for name, gap in above.items() if name in untrusted}
+        outweighed = len(agreeing) >= _ENOUGH and len(different) > 1 and any(map(_begins_at_the_prior, agreeing))
         return cls(
             trusted[place],
             agreeing,
             disagreeing,
             num_sources=len(different),
-            is_agreed=is_agreed and not above,
-            contradicted_by={name: gap for name, gap in above.items() if name in untrusted},
+            is_agreed=is_agreed and (not above or (outweighed and doubtful == above)),
+            contradicted_by=doubtful,
             **common,  # type: ignore[arg-type]
         )
 
@@ -190,15 +196,15 @@ class Verdict:
         if self.best is None:
             return ""
         text = f"by {self.best.method}; {self.num_trusted} of {self.num_methods} methods trusted"
-        if not self.disagreeing and not self.contradicted_by and (self.is_agreed or self.num_trusted == 1):
-            sources = f" and use {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
-            return f"{text}; they agree{sources}" if self.num_trusted > 1 else text
         away = ", ".join(f"{name} ({gap:.1f} standard errors away)" for name, gap in self.disagreeing.items())
-        if self.is_agreed:
-            return f"{text}; {len(self.agreeing)} of them agree; this estimate disagrees with {away}"
         above = ", ".join(f"{name} ({gap:.1f} standard errors above)" for name, gap in self.contradicted_by.items())
         reasons = [f"this estimate disagrees with {away}"] * bool(away)
         reasons += [f"more mass was found, without trust, by {above}"] * bool(above)
+        if self.is_agreed and away:
+            return "; ".join([f"{text}; {len(self.agreeing)} of them agree", *reasons])
+        if self.is_agreed or (self.num_trusted == 1 and not above):
+            sources = f" and use {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
+            return "; ".join([f"{text}; they agree{sources}" if self.num_trusted > 1 else text, *reasons])
         return f"{text}, but there is no agreement" + (f": {'; '.join(reasons)}" if reasons else "")
 
 
@@ -222,10 +228,15 @@ def _united(place: int, agree: Sequence[Sequence[bool]]) -> bool:
     return all(agree[i][j] for i in finer for j in finer)
 
 
+def _begins_at_the_prior(method: str) -> bool:
+    """Tell whether a method begins at draws from the prior, so that it shares no search of modes with the others."""
+    return method in METHODS and bool(METHODS[method].needs & {Part.PRIOR, Part.LADDER})
+
+
 def _above(best: Evidence, results: Sequence[Evidence]) -> dict[str, float]:
     """Return the estimates that have found more mass than the best one, beyond the errors of both, trusted or not."""
-    # Those of infinite variance lie above by themselves, and integrals over too few temperatures by their known error;
-    # others that fail miss mass, they do not invent it.
+    # Those of infinite variance lie above by themselves, and integrals over too few temperatures by their known error.
+    # Others that fail miss mass as a rule, and make it up where chains at a low temperature stay at a high likelihood.
     limit = -float(scipy.special.ndtri(_FALSE_ALARM / (2 * max(1, len(results) - 1))))
     return {
         z.method: _gap(z, best)

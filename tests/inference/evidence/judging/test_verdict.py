@@ -92,6 +92,28 @@ def test_a_lone_trusted_estimate_is_contradicted_by_a_refused_one_that_found_mor
     assert Verdict.of([GOOD, missing]).contradicted_by == {}
 
 
+@pytest.mark.parametrize(
+    ("third", "is_agreed"),
+    [
+        ("nested_sampling", True),
+        ("laplace_importance_sampling", False),  # which knows the modes of the chains only
+        ("warp_bridge_sampling", False),  # on the draws of the first
+    ],
+)
+def test_three_that_agree_outweigh_a_refused_one_if_one_of_them_begins_at_the_prior(third, is_agreed):
+    """As for NumPyro's batting averages with logits: -49.527 by quadrature, and a ladder whose chains disagree."""
+    names = {"bridge_sampling", "learned_harmonic_mean", "warp_bridge_sampling", third}
+    estimates = [Evidence(name, -49.53, 0.02, 9000) for name in sorted(names)]
+    ladder = Evidence("stepping_stone", -48.7, 0.1, 9000, ("chains disagree: run longer",))
+    sources = dict.fromkeys(names - {third}, "posterior") | {third: third}
+    verdict = Verdict.of([*estimates, ladder], sources=sources)
+    assert verdict.is_agreed == is_agreed and list(verdict.contradicted_by) == ["stepping_stone"]
+    assert "more mass was found, without trust, by stepping_stone" in str(verdict)
+    assert ("they agree" in str(verdict)) == is_agreed
+    # A trusted one counts all the same.
+    assert not Verdict.of([*estimates, Evidence("stepping_stone", -48.7, 0.1, 9000)], sources=sources).is_agreed
+
+
 def test_a_trusted_estimate_that_found_more_mass_leaves_no_agreement():
     more = Evidence("smc", -93.5, 0.05, 9000)
     others = [GOOD, OTHER, Evidence("warp_bridge_sampling", -94.08, 0.004, 8000)]
