@@ -263,8 +263,8 @@ def call_of(target: Target) -> tuple[Callable[..., Any], tuple[Any, ...], dict[s
 def _pyro_density(target: Target) -> PyroDensity:
     if not isinstance(target.density, PyroDensity):
         raise SettingsError(
-            f"only a Pyro model can simulate data, and this target was made from {origin_of(target.density)}; write the "
-            "model for Pyro, and use Target.from_pyro"
+            f"only a Pyro model can simulate data, and this target was made from {origin_of(target.density)}; write "
+            "the model for Pyro, and use Target.from_pyro"
         )
     return target.density
 

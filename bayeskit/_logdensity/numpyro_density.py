@@ -438,9 +438,9 @@ def _refuse(trace: Mapping[str, Any]) -> None:
             )
         if _counted(_without_obs_mask(trace, name)) is not None:
             raise UnsupportedSiteError(
-                f"site {name!r} is not observed, and masked, so that it has no prior; for missing data pass the mask of "
-                "those that are there to the site of the data, as obs_mask, which makes the others latent; for a flat "
-                "prior write ImproperUniform; else leave out its rows, or mask the data alone"
+                f"site {name!r} is not observed, and masked, so that it has no prior; for missing data pass the mask "
+                "of those that are there to the site of the data, as obs_mask, which makes the others latent; for a "
+                "flat prior write ImproperUniform; else leave out its rows, or mask the data alone"
             )
         if not _is_discrete(site["fn"]):
             continue

@@ -281,7 +281,10 @@ def _is_file(program: str | Path, suffix: str) -> bool:
 def _text_of(program: str | Path, suffix: str) -> str:
     """Return the text of a program, or of the file of this name."""
     if not isinstance(program, str | Path):
-        raise SettingsError(f"a Stan program is a text or a path, not a {type(program).__name__}")
+        raise SettingsError(
+            f"a Stan program is a text or a path, not a {type(program).__name__}; pass the program that a model of "
+            "BridgeStan, CmdStanPy or PyStan was compiled from"
+        )
     if not _is_file(program, suffix):
         return str(program)
     try:
