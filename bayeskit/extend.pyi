@@ -102,6 +102,8 @@ from bayeskit.inference._proposals import student_log_prob as student_log_prob
 from bayeskit.inference._ratio import LEAST_OVERLAP as LEAST_OVERLAP
 from bayeskit.inference._ratio import BidirectionalRatio as BidirectionalRatio
 from bayeskit.inference._ratio import bidirectional_ratio as bidirectional_ratio
+from bayeskit.inference._score_matching import own_derivatives as own_derivatives
+from bayeskit.inference._score_matching import score_matching as score_matching
 from bayeskit.inference.evidence import Budget as Budget
 from bayeskit.inference.evidence import bridge_sampling as bridge_sampling
 from bayeskit.inference.evidence import smc as smc
@@ -122,6 +124,7 @@ from bayeskit.inference.evidence._laplus import match_gamma as match_gamma
 from bayeskit.inference.evidence._laplus import positive_modes as positive_modes
 from bayeskit.inference.evidence._methods import METHODS as METHODS
 from bayeskit.inference.evidence._result import Evidence as Evidence
+from bayeskit.inference.gradients._estimator import checked_gradient as checked_gradient
 from bayeskit.inference.gradients._score_function import importance_weighted_estimate as importance_weighted_estimate
 from bayeskit.inference.objectives import IWAE as IWAE
 from bayeskit.inference.objectives import Linear as Linear

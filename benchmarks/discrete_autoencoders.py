@@ -42,8 +42,8 @@ from bayeskit.inference.gradients._space import space_of
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO
 from bayeskit.inference.training import fit
-from bayeskit.models.discrete._autoencoders import DiscreteVAE, binary_vae, categorical_vae
 from bayeskit.models.vae import binarize, load_mnist5000
+from bayeskit.models.vae._discrete import DiscreteVAE, binary_vae, categorical_vae
 from bayeskit.parallel import map_tasks
 
 EVALUATIONS = 4

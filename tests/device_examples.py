@@ -377,7 +377,7 @@ ELSEWHERE = {
         inference.gradients._space: Space
         inference.objectives._thermodynamic: TemperatureSchedule
         inference.generalized._coarsened: coarsening_weight
-        models.discrete._autoencoders: binary_vae categorical_vae
+        models.vae._discrete: binary_vae categorical_vae
         models.vae._autoencoders: conditional_vae hierarchical_vae semi_supervised_vae
         inference.gradients._without_replacement: stochastic_beam_search
     """,

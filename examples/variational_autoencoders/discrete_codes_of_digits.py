@@ -27,8 +27,7 @@ from bayeskit.distributed import global_stream
 from bayeskit.gallery import is_small
 from bayeskit.inference.gradients import DisARM, GumbelSoftmax, LeaveOneOut, ScoreFunction
 from bayeskit.inference.objectives import ELBO
-from bayeskit.models.discrete import binary_vae
-from bayeskit.models.vae import load_digits, plot_images
+from bayeskit.models.vae import binary_vae, load_digits, plot_images
 
 # %%
 # The model

@@ -112,6 +112,16 @@ class GradientEstimator(ABC):
         return torch.zeros_like(logits) if gradient is None else gradient
 
 
+def checked_gradient(gradient: object | None) -> object | None:
+    """Return the gradient estimator or None; raise SettingsError for other types, including names and classes."""
+    if gradient is None or not isinstance(gradient, type) and callable(getattr(gradient, "points", None)):
+        return gradient
+    raise SettingsError(
+        f"gradient is {gradient!r:.80}, no gradient estimator; use an object of bayeskit.inference.gradients such as "
+        "UnorderedSet(k=4)"
+    )
+
+
 class Table:
     """Function of one categorical variable, defined by its values.
 

@@ -1,5 +1,3 @@
-from bayeskit.models.discrete._autoencoders import binary_vae as binary_vae
-from bayeskit.models.discrete._autoencoders import categorical_vae as categorical_vae
 from bayeskit.models.discrete._belief_network import SigmoidBeliefNetwork as SigmoidBeliefNetwork
 from bayeskit.models.discrete._genotypes import GenotypeModel as GenotypeModel
 from bayeskit.models.discrete._genotypes import MutationTree as MutationTree

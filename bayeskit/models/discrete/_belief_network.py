@@ -12,8 +12,7 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.extend import as_numbers, global_stream, new_generator, whole_number
-from bayeskit.models.discrete._autoencoders import checked_gradient
+from bayeskit.extend import as_numbers, checked_gradient, global_stream, new_generator, whole_number
 from bayeskit.models.discrete._inputs import digits_of
 
 #: Maximum number of hidden bits in two adjacent layers whose joint states are enumerated.

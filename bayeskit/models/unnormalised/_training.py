@@ -15,8 +15,17 @@ from torch.distributions import Distribution
 from torch.nn.functional import cross_entropy, softplus
 
 from bayeskit.errors import AccuracyWarning, DataError, LossError, ModelError, SettingsError
-from bayeskit.extend import HMC, Fit, Objective, fit, new_generator, real_number, warn_user, whole_number
-from bayeskit.inference.generalized.losses import ScoreMatching
+from bayeskit.extend import (
+    HMC,
+    Fit,
+    Objective,
+    fit,
+    new_generator,
+    real_number,
+    score_matching,
+    warn_user,
+    whole_number,
+)
 from bayeskit.models.unnormalised._moves import Unnormalised, base_metric, move, require_vectors
 
 
@@ -397,7 +406,7 @@ class ScoreMatchingObjective(EnergyObjective):
                 f"the energy has a part {type(part).__name__}, whose slope jumps where score matching does not see it; "
                 "take Softplus, SiLU or Tanh, or NoiseContrastive()"
             )
-        return ScoreMatching(lambda _, rows: model.log_density(rows)).pointwise(None, x).sum()
+        return score_matching(torch.func.grad(lambda rows: model.log_density(rows).sum()), x).sum()
 
 
 # The call.

@@ -20,6 +20,7 @@ from bayeskit.models.vae._autoencoders import (
     one_hot,
     semi_supervised_vae,
 )
+from bayeskit.models.vae._discrete import binary_vae, categorical_vae
 from bayeskit.models.vae._flows import ConditionalFlow, FlowDistribution, FlowPrior, flow_vae
 from bayeskit.models.vae._generative_model import Autoencoder, GenerativeModel
 from bayeskit.models.vae._images import (
@@ -58,6 +59,8 @@ __all__ = [
     "StandardNormal",
     "VAE",
     "binarize",
+    "binary_vae",
+    "categorical_vae",
     "conditional_vae",
     "convolutional_vae",
     "flow_vae",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.extend import Kernel, real_number, whole_number
+from bayeskit.extend import Kernel, own_derivatives, real_number, score_matching, whole_number
 from bayeskit.inference.generalized.losses._loss import Data, Loss, PointwiseLoss, columns, unvalidated
 
 # Kernels for Stein discrepancies, with derivatives.
@@ -182,17 +182,6 @@ def _of_each(name: str, function: LogDensity, parameter: Any, *data: Tensor) -> 
     return each
 
 
-def own_derivatives(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the value of a function at ``x (n, ...)`` and the diagonal of each datum's Jacobian, ``(n, ...)``."""
-    value, pull = torch.func.vjp(function, x)[:2]
-    if value.shape != x.shape:
-        raise ShapeError(f"expected a function that keeps the shape {tuple(x.shape)}, not one to {tuple(value.shape)}")
-    size = x[0].numel()
-    directions = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *x.shape[1:])
-    rows = torch.func.vmap(lambda e: pull(e.expand_as(x))[0] * e)(directions)
-    return value, rows.sum(0)
-
-
 # Score matching.
 
 
@@ -245,12 +234,10 @@ class ScoreMatching(PointwiseLoss):
         *covariates, x = columns(data)
         score = score_of(self.log_density)
         if self.weight is None:
-            value, derivative = own_derivatives(lambda y: score(parameter, *covariates, y), x)
-            each = value.square() / 2 + derivative
-        else:
-            weight = self.weight
-            _, derivative = own_derivatives(lambda y: weight(y) * score(parameter, *covariates, y), x)
-            each = weight(x) * score(parameter, *covariates, x).square() / 2 + derivative
+            return score_matching(lambda y: score(parameter, *covariates, y), x)
+        weight = self.weight
+        _, derivative = own_derivatives(lambda y: weight(y) * score(parameter, *covariates, y), x)
+        each = weight(x) * score(parameter, *covariates, x).square() / 2 + derivative
         return each.flatten(1).sum(-1) if each.dim() > 1 else each
 
 

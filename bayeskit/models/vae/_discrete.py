@@ -14,25 +14,11 @@ from pyro.nn import pyro_method
 from torch import Tensor, nn
 
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.extend import as_numbers, whole_number
-from bayeskit.models.discrete._inputs import digits_of
+from bayeskit.extend import as_numbers, checked_gradient, whole_number
 from bayeskit.models.vae._autoencoders import features
 from bayeskit.models.vae._generative_model import GenerativeModel
 from bayeskit.models.vae._networks import Activation, check_hidden, check_sizes, mlp
 from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
-
-# Validation of gradient estimators.
-
-
-def checked_gradient(gradient: object | None) -> object | None:
-    """Return the gradient estimator or None; raise SettingsError for other types, including names and classes."""
-    if gradient is None or not isinstance(gradient, type) and callable(getattr(gradient, "points", None)):
-        return gradient
-    raise SettingsError(
-        f"gradient is {gradient!r:.80}, no gradient estimator; use an object of bayeskit.inference.gradients such as "
-        "UnorderedSet(k=4)"
-    )
-
 
 #: Maximum number of enumerated codes.
 _MAX_CODES = 1 << 16
@@ -180,7 +166,9 @@ class DiscreteVAE(GenerativeModel):
                 f"there are {self.num_codes} codes, more than the limit of {_MAX_CODES} for enumeration; use a smaller "
                 "code, or held_out.importance_sampling"
             )
-        return digits_of(self.num_codes, base, self.code_shape[0], next(self.parameters()).device)
+        device = next(self.parameters()).device
+        numbers = torch.arange(self.num_codes, device=device).unsqueeze(-1)
+        return numbers // base ** torch.arange(self.code_shape[0], device=device) % base
 
 
 class BinaryVAE(DiscreteVAE):
@@ -207,7 +195,7 @@ class BinaryVAE(DiscreteVAE):
     >>> import torch
     >>> from bayeskit.inference.gradients import DisARM
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete._autoencoders import binary_vae
+    >>> from bayeskit.models.vae import binary_vae
     >>> vae = binary_vae(data_dim=6, hidden=(8,), num_bits=3, gradient=DisARM())
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.log_evidence(torch.zeros(5, 6)).shape, vae.generate(2, seed=0).shape
@@ -271,7 +259,7 @@ class CategoricalVAE(DiscreteVAE):
     >>> import torch
     >>> from bayeskit.inference.gradients import UnorderedSet
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete._autoencoders import categorical_vae
+    >>> from bayeskit.models.vae import categorical_vae
     >>> vae = categorical_vae(data_dim=6, hidden=(8,), num_variables=4, num_categories=3, gradient=UnorderedSet(k=4))
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.encode(torch.zeros(5, 6)).shape
@@ -333,7 +321,7 @@ def binary_vae(
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.discrete._autoencoders import binary_vae
+    >>> from bayeskit.models.vae import binary_vae
     >>> binary_vae(data_dim=4, hidden=(5,), num_bits=3).codes().shape
     torch.Size([8, 3])
     """
@@ -367,7 +355,7 @@ def categorical_vae(
     Examples
     --------
     >>> import torch
-    >>> from bayeskit.models.discrete._autoencoders import categorical_vae
+    >>> from bayeskit.models.vae import categorical_vae
     >>> categorical_vae(data_dim=4, hidden=(5,), num_variables=3, num_categories=4).codes().shape
     torch.Size([64, 3, 4])
     """

@@ -14,7 +14,7 @@ from bayeskit.inference.gradients import DisARM, Enumeration, LeaveOneOut, Unord
 from bayeskit.inference.gradients._estimator import WeightedPoints
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import ELBO
-from bayeskit.models.discrete._autoencoders import BinaryVAE, CategoricalVAE, binary_vae, categorical_vae
+from bayeskit.models.vae._discrete import BinaryVAE, CategoricalVAE, binary_vae, categorical_vae
 from bayeskit.models.vae.likelihoods import Bernoulli
 
 #: Their pixels go in pairs, so that two bits tell them apart.
