@@ -64,7 +64,6 @@ from bayeskit._core.statistics import mean_error as mean_error
 from bayeskit._core.statistics import pareto_shape as pareto_shape
 from bayeskit._core.statistics import pareto_smoothed as pareto_smoothed
 from bayeskit._core.statistics import r_hat as r_hat
-from bayeskit._core.statistics import replicates_log_mean_error as replicates_log_mean_error
 from bayeskit._core.statistics import share_beyond_the_largest as share_beyond_the_largest
 from bayeskit._core.statistics import stratified_log_mean_exp_error as stratified_log_mean_exp_error
 from bayeskit._core.statistics import weight_effective_sample_size as weight_effective_sample_size
@@ -89,7 +88,6 @@ from bayeskit._logdensity.supports import coordinate_log_density as coordinate_l
 from bayeskit._logdensity.supports import draw_coordinates as draw_coordinates
 from bayeskit._logdensity.target import Target as Target
 from bayeskit._logdensity.target import can_be_batched as can_be_batched
-from bayeskit._logdensity.target import takes_draws as takes_draws
 from bayeskit._logdensity.transforms import BoundedExponential as BoundedExponential
 from bayeskit._logdensity.transforms import bijection as bijection
 from bayeskit._logdensity.transforms import inside as inside
@@ -110,7 +108,6 @@ from bayeskit.inference.evidence import smc as smc
 from bayeskit.inference.evidence._comparison import EvidenceComparison as EvidenceComparison
 from bayeskit.inference.evidence._comparison import comparison_facts as comparison_facts
 from bayeskit.inference.evidence._judging._belonging import MIN_DRAWS as MIN_DRAWS
-from bayeskit.inference.evidence._judging._belonging import belongs as belongs
 from bayeskit.inference.evidence._judging._belonging import usable_draws as usable_draws
 from bayeskit.inference.evidence._judging._chains import posterior_problems as posterior_problems
 from bayeskit.inference.evidence._judging._constants import check_constants as check_constants
@@ -147,14 +144,6 @@ from bayeskit.inference.samplers._driver import obey as obey
 from bayeskit.inference.samplers._driver import say_early as say_early
 from bayeskit.inference.samplers._ladder import Exchange as Exchange
 from bayeskit.inference.samplers._ladder import sample_ladder as sample_ladder
-from bayeskit.inference.samplers._populations import PopulationMoves as PopulationMoves
-from bayeskit.inference.samplers._populations import ResampleMove as ResampleMove
-from bayeskit.inference.samplers._populations import SMCInfo as SMCInfo
-from bayeskit.inference.samplers._populations import equally_weighted as equally_weighted
-from bayeskit.inference.samplers._weighted_data import LOWEST as LOWEST
-from bayeskit.inference.samplers._weighted_data import DataPopulations as DataPopulations
-from bayeskit.inference.samplers._weighted_data import WeightedData as WeightedData
-from bayeskit.inference.samplers._weighted_data import carry as carry
 from bayeskit.inference.samplers._weighted_particles import sigmoid_schedule as sigmoid_schedule
 from bayeskit.inference.samplers._weighted_particles import systematic as systematic
 from bayeskit.inference.training import Fit as Fit

@@ -19,11 +19,8 @@ import torch
 from torch import Tensor
 
 import bayeskit as bk
-from bayeskit.inference.generalized._cross_validation import (
-    cross_validation_evidence,
-    enumerated_cross_validation,
-    prequential_score,
-)
+from bayeskit.inference.evidence import prequential
+from bayeskit.inference.held_out import cross_validation_evidence, enumerated_cross_validation
 
 PRIOR_SD = 3.0
 PREPARED = 3  # held-out data of the cumulative scores from posterior draws
@@ -71,8 +68,8 @@ def runs(name: str, model: object, evidence: object, y: Tensor, replicates: int)
         rows.append({"problem": name, "method": method, "z": z, "standard_error": error, "trusted": trusted})
 
     for seed in range(replicates):
-        curve = prequential_score(target, seed=seed)
-        add("prequential", curve.log_evidence, curve.log_evidence_standard_error, whole, curve.trusted)
+        curve = prequential(target, order=4, num_particles=256, num_replicates=4, seed=seed, progress=False)
+        add("prequential", curve.log_evidence, curve.standard_error, whole, curve.trusted)
         orders = cross_validation_evidence(target, seed=seed)
         add("orders", orders.log_evidence, orders.log_evidence_standard_error, whole, orders.trusted)
         for p in (1, len(y) // 2):

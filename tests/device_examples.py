@@ -295,7 +295,7 @@ ELSEWHERE = {
     "data are simulated on the host, or a function of the user is given the host's": """
         inference._experiments: best_design information information_gradient
         inference.generalized._coverage: coverage_report
-        inference.generalized._cross_validation: enumerated_cross_validation
+        inference.held_out._leave_out: enumerated_cross_validation
         models.discrete.permutations._matching: NoisyMatching
     """,
     "networks are trained in single precision, and Adam magnifies rounding: on_a_device.py has a case of its own": """

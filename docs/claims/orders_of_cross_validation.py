@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from bayeskit.inference.generalized import enumerated_cross_validation
+from bayeskit.inference.held_out import enumerated_cross_validation
 
 y = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
 

@@ -22,7 +22,8 @@ import bayeskit as bk
 from bayeskit.errors import SettingsError
 from bayeskit.exact import radiata_pine
 from bayeskit.gallery import is_small
-from bayeskit.inference.generalized import cross_validation_evidence, enumerated_cross_validation, prequential_score
+from bayeskit.inference.evidence import prequential
+from bayeskit.inference.held_out import cross_validation_evidence, enumerated_cross_validation
 from bayeskit.report import posterior_summary
 
 # %%
@@ -106,9 +107,9 @@ most = 2 if is_small() else 10
 scores, curves = {}, {}
 for name, case in cases.items():
     target = case.target()
-    curves[name] = curve = prequential_score(target, orders, seed=1, **size)
-    off = (curve.log_evidence - case.log_evidence) / curve.log_evidence_standard_error
-    print(f"{name}: by prediction {curve.log_evidence:.3f} +- {curve.log_evidence_standard_error:.3f}")
+    curves[name] = curve = prequential(target, order=orders, seed=1, **size)
+    off = (curve.log_evidence - case.log_evidence) / curve.standard_error
+    print(f"{name}: by prediction {curve.log_evidence:.3f} +- {curve.standard_error:.3f}")
     assert curve.trusted and abs(off) < 4.5
 
     draws = bk.sample(target, 4, *((100, 150) if is_small() else (300, 1000)), seed=2, progress=False)
@@ -127,18 +128,18 @@ for name, case in cases.items():
 # tell more: the evidence does not grow steadily, but leaps at a plank whose resin makes it denser, not stronger.
 
 gain = curves["adjusted density"].log_evidence - curves["density"].log_evidence
-error = math.hypot(*(curve.log_evidence_standard_error for curve in curves.values()))
+error = math.hypot(*(curve.standard_error for curve in curves.values()))
 known = cases["adjusted density"].log_evidence - cases["density"].log_evidence
 print(f"log Bayes factor for the adjusted density: {gain:.2f} +- {error:.2f}, exactly {known:.4f}")
 early = float(scores["adjusted density"].cumulative[-1] - scores["density"].cumulative[-1])
 error = math.hypot(*(float(score.cumulative_standard_error[-1]) for score in scores.values()))
 print(f"of these, when any {most} planks are predicted by the others: {early:.2f} +- {error:.2f}")
-gains = curves["adjusted density"].log_predictive - curves["density"].log_predictive
+gains = curves["adjusted density"].predictives - curves["density"].predictives
 leaps = orders[range(4), gains.argmax(1)]
 one = int(leaps[0])
 print(f"the plank with the largest leap, by order: {(leaps + 1).tolist()}; strength {strength[one]:.0f}, ", end="")
 print(f"density {density[one]:.1f}, adjusted for resin {float(cases['adjusted density'].args[0][one]):.1f}")
-assert abs(gain - known) < 4.5 * math.hypot(*(curve.log_evidence_standard_error for curve in curves.values()))
+assert abs(gain - known) < 4.5 * math.hypot(*(curve.standard_error for curve in curves.values()))
 
 figure = Figure(figsize=(8, 6.5), layout="constrained")
 top, bottom = figure.subplots(2, 1)
@@ -168,7 +169,7 @@ else:
 #
 # .. code-block:: python
 #
-#    curve = prequential_score(target, 4, num_particles=64, num_replicates=2, seed=1)
+#    curve = prequential(target, order=4, num_particles=64, num_replicates=2, seed=1)
 #    score = cross_validation_evidence(target, draws, p=[1, 2], held_out=16, seed=3)
 #    print(curve.log_evidence, curve.trusted, score.cumulative, float(score.pareto_k.max()))
 #

@@ -188,7 +188,7 @@ def estimates(target: bk.Target, draws: bk.Draws) -> list[Evidence]:
         evidence.evidence_lower_bound(target),
         evidence.variational_importance_sampling(target),
         evidence.chib(target, num_samples=500),
-        evidence.prequential(target, site="y"),
+        evidence.prequential(target, site="y", order=2),
     ]
     best: float = max(one.log_evidence for one in found if one.trusted)
     errors: list[float] = [one.standard_error for one in found]

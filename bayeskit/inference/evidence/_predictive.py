@@ -29,7 +29,7 @@ _COMPARED, _LEAST_COMPARED = 2**24, 500  # log likelihoods in a comparison, of n
 TAILS_AT_A_TIME = 512
 _LEAST_LARGEST = 26
 _MAX_BIAS = 0.5  # standard errors
-_REMEDY = "run longer chains, or use generalized.cross_validation, which samples again without the observation"
+_REMEDY = "run longer chains, or use held_out.cross_validation_evidence, which samples again without the observation"
 
 
 def scores_refusal(target: Target) -> str | None:
@@ -184,7 +184,7 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
 
     The conditional predictive ordinate of an observation is the harmonic mean of its likelihood over posterior draws.
     The sum of their logs is a leave-one-out score, not the log evidence.
-    :func:`bayeskit.inference.generalized.cross_validation_evidence` has scores for larger held-out sets, which add up
+    :func:`bayeskit.inference.held_out.cross_validation_evidence` has scores for larger held-out sets, which add up
     to the log evidence.
 
     Parameters

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
-from bayeskit._core.inputs import whole_number
+from bayeskit._core.inputs import check_memory, whole_number
+from bayeskit._core.plots import CHAIN_COLOURS, GREY
 from bayeskit._core.progress import progress_bar
-from bayeskit._core.randomness import new_generator, one_thread
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.statistics import replicates_log_mean_error
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence._decorator import estimator
@@ -24,64 +26,106 @@ from bayeskit.inference.samplers._populations import ResampleMove, SMCInfo, star
 from bayeskit.inference.samplers._weighted_data import DataPopulations, WeightedData, carry
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 #: Largest number of log likelihoods, of each observation at each particle, in a comparison: 128 MiB.
 _MOST_TERMS = 2**24
 
 
+def _missing(*shape: int) -> Any:
+    return field(default_factory=lambda: torch.zeros(*shape), repr=False, compare=False)
+
+
 @dataclass(frozen=True, repr=False)
 class PrequentialEvidence(Evidence):
-    """An :class:`Evidence` with its terms, one per observation.
+    """An :class:`Evidence` with its terms, one per datum, in one or several orders of the data.
 
     Attributes
     ----------
+    order : Tensor
+        Permutations of the data, ``(q, n)``.
     predictives : Tensor
-        Log density of each observation given those before it, in their order, ``(n,)``.
+        Log density of the ``k``-th datum of each order given those before it, ``(q, n)``.
     predictive_errors : Tensor
-        Monte Carlo standard errors of ``predictives``, ``(n,)``.
-    start : float
-        Log density of the observations of other sites that precede them; zero without any.
+        Monte Carlo standard errors of ``predictives``, ``(q, n)``.
+    cumulative_errors : Tensor
+        Standard errors of each row of ``cumulative``, pooled over orders, ``(n,)``.
+    start : Tensor
+        Log density of the observations of other sites that precede the data, ``(q,)``; zero without any.
 
     Examples
     --------
     >>> import torch
     >>> from bayeskit.inference.evidence._prequential_evidence import PrequentialEvidence
-    >>> z = PrequentialEvidence("prequential", -3.0, 0.1, 1000, predictives=torch.tensor([-1.0, -2.0]))
+    >>> z = PrequentialEvidence("prequential", -3.0, 0.1, 1000, predictives=torch.tensor([[-1.0, -2.0]]))
     >>> z.cumulative
-    tensor([-1., -3.])
+    tensor([[-1., -3.]])
     """
 
-    predictives: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
-    predictive_errors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
-    start: float = 0.0
+    order: Tensor = _missing(1, 0)
+    predictives: Tensor = _missing(1, 0)
+    predictive_errors: Tensor = _missing(1, 0)
+    cumulative_errors: Tensor = _missing(0)
+    start: Tensor = _missing(1)
 
     @property
     def cumulative(self) -> Tensor:
-        """Log evidence of the first ``1, ..., n`` observations, ``(n,)``."""
-        return self.start + self.predictives.cumsum(0)
+        """Log evidence of the first ``1, ..., n`` data of each order, ``(q, n)``."""
+        return self.start.unsqueeze(1) + self.predictives.cumsum(1)
 
-    def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Plot the log evidence against the number of observations.
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a table of the terms and their cumulative sums, one row for each order and position."""
+        import pandas as pd
+
+        q, n = self.order.shape
+        columns = {
+            "order": torch.arange(q).repeat_interleave(n),
+            "position": torch.arange(1, n + 1).repeat(q),
+            "datum": self.order,
+            "predictive": self.predictives,
+            "predictive_error": self.predictive_errors,
+            "cumulative": self.cumulative,
+            "cumulative_error": self.cumulative_errors.repeat(q),
+        }
+        return pd.DataFrame({name: x.flatten().cpu().numpy() for name, x in columns.items()})
+
+    def plot(self, ax: Axes | None = None, *, against: PrequentialEvidence | None = None, label: str = "") -> Axes:
+        """Plot the log evidence against the number of data, one curve for each order, with 95 % bands.
 
         Parameters
         ----------
         ax : Axes, optional
             Axes to draw on; by default a new figure of ``pyplot``. Curves of several models on the same axes show after
-            which observation one model predicts better.
+            which datum one model predicts better.
+        against : PrequentialEvidence, optional
+            Result of another model for the same orders: the log Bayes factor is plotted.
         label : str, default ""
-        """
-        from bayeskit._core.plots import CHAIN_COLOURS
 
+        Raises
+        ------
+        SettingsError
+            If the orders of ``against`` are different.
+        """
+        value, error = self.cumulative, self.cumulative_errors
+        if against is not None:
+            if not torch.equal(against.order, self.order):
+                raise SettingsError("the curves have different orders of the data; give both models the same order=")
+            value, error = value - against.cumulative, torch.hypot(error, against.cumulative_errors)
         if ax is None:
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
-        seen = torch.arange(1, len(self.predictives) + 1).numpy()
+        seen = torch.arange(1, value.shape[1] + 1).numpy()
         colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
-        ax.plot(seen, self.cumulative.cpu().numpy(), color=colour, linewidth=1.4, label=label or None)
-        ax.set_xlabel("observations seen")
-        ax.set_ylabel("cumulative log score (nats)")
+        band = 1.96 * error.nan_to_num(0.0).cpu()
+        for row, curve in enumerate(value.cpu()):
+            ax.plot(seen, curve.numpy(), color=colour, linewidth=1.2, alpha=0.8, label=None if row else label or None)
+            ax.fill_between(seen, (curve - band).numpy(), (curve + band).numpy(), color=colour, alpha=0.15, linewidth=0)
+        if against is not None:
+            ax.axhline(0.0, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
+        name = "cumulative log score (nats)" if against is None else "log Bayes factor (nats)"
+        ax.set(xlabel="data seen", ylabel=name)
         if label:
             ax.legend(frameon=False)
         return ax
@@ -96,19 +140,22 @@ def prequential(
     target: Target,
     *,
     site: str | None = None,
-    order: Tensor | None = None,
+    order: int | Tensor | None = None,
+    groups: Tensor | None = None,
     num_particles: int = 128,
     num_replicates: int = 16,
     ess_threshold: float = 0.8,
     seed: int = 0,
     progress: bool = True,
 ) -> PrequentialEvidence:
-    r"""Estimate the log evidence as a sum of log predictive densities, in any order of the observations.
+    r"""Estimate the log evidence as a sum of log predictive densities, in one or several orders of the data.
 
-    .. math:: \log p(y) = \sum_{i=1}^n \log p(y_i \mid y_1, \dots, y_{i-1})
+    .. math:: \log p(y) = \sum_{k=1}^n \log p(y_{o(k)} \mid y_{o(1)}, \dots, y_{o(k-1)})
 
-    Independent populations of particles start in the prior and process one observation after another: the weights are
-    multiplied by its likelihood, in tempered steps if needed, and uneven weights trigger resampling and moves.
+    This holds for every order ``o``. Independent populations of particles start in the prior and process one datum
+    after another: the weights are multiplied by its likelihood, in tempered steps if needed, and uneven weights trigger
+    resampling and moves. For a loss, the likelihood is ``exp(-weight * loss)``, and the sum the log normalising
+    constant of the Gibbs posterior.
 
     Parameters
     ----------
@@ -117,12 +164,16 @@ def prequential(
     site : str, optional
         Observed site whose observations are processed one by one, after those of all other sites. By default all sites
         in model order.
-    order : Tensor, optional
-        Order of the observations, a permutation ``(n,)``.
+    order : int or Tensor, optional
+        Number ``q`` of random orders of the data, or permutations ``(q, n)`` or ``(n,)``. By default the order of the
+        model.
+    groups : Tensor, optional
+        Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum, and
+        data are numbered in the order of their labels. By default each observation is a datum.
     num_particles : int, default 128
         Per population.
     num_replicates : int, default 16
-        Number of independent populations, whose variance gives the standard error.
+        Number of independent populations of each order, whose variance gives the standard error.
     ess_threshold : float in (0, 1), default 0.8
         Conditional effective share of all particles after each step.
     seed : int, default 0
@@ -140,7 +191,7 @@ def prequential(
     SettingsError
         If a setting lies outside its domain, there is no such site, or the target cannot draw from its prior.
     ShapeError
-        If ``order`` is not a permutation.
+        If ``order`` does not hold permutations of the data, or ``groups`` has the wrong shape.
     InitializationError
         If the likelihood is zero at all prior draws.
 
@@ -162,7 +213,7 @@ def prequential(
     >>> abs(z.log_evidence - torch.tensor(1 / 20).log().item()) < 4 * z.standard_error, z.trusted
     (True, True)
     >>> exact = torch.tensor([1 / 2, 2 / 3, 1 / 4, 3 / 5], dtype=torch.float64)
-    >>> torch.allclose(z.predictives.exp(), exact, atol=0.05)
+    >>> torch.allclose(z.predictives[0].exp(), exact, atol=0.05)
     True
     """
     num_particles = whole_number("num_particles", num_particles, 8)
@@ -170,24 +221,24 @@ def prequential(
     steps = ResampleMove(ess_threshold)
     seed = whole_number("seed", seed)
     generator = new_generator(seed, target.device, stream="prequential")
-    with one_thread(), torch.no_grad():
-        data, has_start = _data(target, site)
-        come = _as_order(order, data.num_data, has_start)
-        particles = start_populations(target, num_replicates, num_particles, generator)
+    with torch.no_grad():
+        data, first = _data(target, site, groups)
+        orders = _as_orders(order, data.num_data - first, generator).to(target.device)
+        rows = torch.cat([torch.zeros_like(orders[:, :first]), orders + first], 1).repeat_interleave(num_replicates, 0)
+        particles = start_populations(target, len(rows), num_particles, generator)
         state = DataPopulations.at(data, particles, 0.0)
-        totals: list[Tensor] = []  # of each observation, (r,)
+        totals: list[Tensor] = []  # of each datum, (q * r,)
         infos: list[SMCInfo] = []
         correlations: list[Tensor] = []
-        with progress_bar("prequential", len(come), progress) as bar:
-            for done, datum in enumerate(come):
-                weights = state.data_weights.clone()
-                weights[:, datum] = 1.0
-                carried = carry(data, state, weights, steps, generator, is_common=True)
+        with progress_bar("prequential", data.num_data, progress) as bar:
+            for k in range(data.num_data):
+                weights = state.data_weights.scatter(1, rows[:, k : k + 1], 1.0)
+                carried = carry(data, state, weights, steps, generator, is_common=len(orders) == 1)
                 state = carried.state
                 totals.append(carried.log_ratio)
                 infos += carried.infos
                 correlations += carried.correlations
-                bar.update(done + 1)
+                bar.update(k + 1)
     run = finished_run(
         target,
         state.particles._replace(log_likelihood=state.pointwise.sum(-1).to(target.dtype)),
@@ -199,17 +250,20 @@ def prequential(
         torch.stack(correlations) if correlations else None,
     )
     whole = Diagnostics(target).judge(from_draws(average(target, run, "prequential"), run.draws))
-    increments = torch.stack(totals, 1)  # (r, n)
+    increments = torch.stack(totals, 1).unflatten(0, (len(orders), num_replicates))  # (q, r, n)
     # Averages of evidence estimates, not of their logs, which would be biased.
-    curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)
-    each = curve.diff(prepend=curve.new_zeros(1))
-    errors = increments.std(0) / math.sqrt(num_replicates)
-    first = int(has_start)
+    curves = increments.cumsum(2)
+    curve = curves.logsumexp(1) - math.log(num_replicates)
+    curve_errors, _ = replicates_log_mean_error((curves - curve.unsqueeze(1)).permute(2, 0, 1))
+    each = curve.diff(prepend=torch.zeros_like(curve[:, :1]))
+    errors = increments.std(1) / math.sqrt(num_replicates)
     return PrequentialEvidence(
         **vars(whole),
-        predictives=each[first:],
-        predictive_errors=errors[first:],
-        start=float(each[0]) if first else 0.0,
+        order=orders,
+        predictives=each[:, first:],
+        predictive_errors=errors[:, first:],
+        cumulative_errors=curve_errors[first:],
+        start=each[:, :first].sum(1),
     )
 
 
@@ -238,31 +292,45 @@ def _refusal(target: Target, parts: Parts) -> str | None:
     )
 
 
-def _data(target: Target, site: str | None) -> tuple[WeightedData, bool]:
-    """Return the data one by one, and whether the first is all observations of sites other than ``site``."""
-    whole = WeightedData(target)
+def _data(target: Target, site: str | None, groups: Tensor | None) -> tuple[WeightedData, int]:
+    """Return the data one by one, and 1 if the first is all observations of sites other than ``site``, else 0."""
+    whole = WeightedData(target, groups)
     if site is None:
-        return whole, False
+        return whole, 0
     if site not in whole.counts:
         raise SettingsError(f"there is no observed site {site!r}; there are: {', '.join(whole.counts)}")
     if len(whole.counts) == 1:
-        return whole, False
-    labels = [torch.arange(1, n + 1) if name == site else torch.zeros(n).long() for name, n in whole.counts.items()]
-    return WeightedData(target, torch.cat(labels)), True
+        return whole, 0
+    of_site = torch.cat([torch.full((n,), name == site) for name, n in whole.counts.items()])
+    labels = torch.arange(len(of_site)) if groups is None else torch.as_tensor(groups).cpu()
+    return WeightedData(target, torch.where(of_site, labels - labels.min() + 1, 0)), 1
 
 
-def _as_order(order: Any, num_data: int, has_start: bool) -> list[int]:
-    """Return which observation comes when, those of other sites first."""
-    first = int(has_start)
-    count = num_data - first
+def random_orders(count: int, num_data: int, generator: torch.Generator) -> Tensor:
+    """Return random permutations, ``(count, num_data)``."""
+    check_memory("order", count, 8 * num_data)
+    like = {"generator": generator, "device": generator.device}
+    return torch.stack([torch.randperm(num_data, **like) for _ in range(count)])  # type: ignore[call-overload]
+
+
+def _as_orders(order: Any, num_data: int, generator: torch.Generator) -> Tensor:
+    """Return permutations ``(q, num_data)``, from given ones, a number of random ones, or the order of the model."""
     if order is None:
-        return list(range(num_data))
+        return torch.arange(num_data).unsqueeze(0)
+    if not isinstance(order, Tensor) and isinstance(order, SupportsIndex):
+        return random_orders(whole_number("order", order, 1), num_data, generator)
     try:
         chosen = torch.as_tensor(order)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SettingsError(
-            f"order must hold {count} whole numbers, a permutation of the observations, not {order!r}"
+            f"order must hold {num_data} whole numbers, a permutation of the data, or be a number of random orders, "
+            f"not {order!r}"
         ) from error
-    if tuple(chosen.shape) != (count,) or sorted(chosen.tolist()) != list(range(count)):
-        raise ShapeError(f"order must be a permutation of the {count} observations, not of shape {tuple(chosen.shape)}")
-    return [*range(first), *(int(i) + first for i in chosen)]
+    rows = chosen.unsqueeze(0) if chosen.dim() == 1 else chosen
+    every = torch.arange(num_data, device=rows.device)
+    if rows.dim() != 2 or rows.shape[1] != num_data or not bool((rows.sort(1).values == every).all()):
+        raise ShapeError(
+            f"order must hold permutations of the {num_data} data, (q, {num_data}) or ({num_data},), not "
+            f"{chosen.dtype} of shape {tuple(chosen.shape)}"
+        )
+    return rows.long()

@@ -117,17 +117,10 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
 
 def average(target: Target, run: SMCRun, method: str) -> Evidence:
     """Return the mean estimate of a finished run's replicates, with warnings, as that of ``method``."""
-    log_values = run.log_evidence
-    log_evidence = float(log_values.logsumexp(0)) - math.log(len(log_values))
+    log_evidence, error, spread, disagreement = mean_of_replicates(run.log_evidence)
     problems, diagnostics = _problems(run)
-    error, spread = map(float, replicates_log_mean_error((log_values - log_evidence).unsqueeze(0)))
+    problems += disagreement
     diagnostics["relative_spread"] = spread
-    # A single replicate cannot disagree; a warning on the number of replicates exists already.
-    if len(log_values) > 1 and not spread <= _MAX_RELATIVE_SPREAD:
-        problems.append(
-            f"replicates disagree (relative spread {spread:.2f} > {_MAX_RELATIVE_SPREAD}), so their mean may rest on "
-            "a few of them: use more num_particles or a higher ess_threshold"
-        )
     error = with_rounding(error, run.draws.log_likelihood)
     unreached, spent = unreached_by_moves(target, run.draws, error, run.num_gradients / run.draws.log_prior.numel())
     return Evidence(
@@ -138,6 +131,20 @@ def average(target: Target, run: SMCRun, method: str) -> Evidence:
         (*problems, *unreached),
         diagnostics,
     )
+
+
+def mean_of_replicates(log_values: Tensor) -> tuple[float, float, float, list[str]]:
+    """Return the log of the mean of replicates ``(r,)``, its standard error, their relative spread, and a warning."""
+    log_mean = float(log_values.logsumexp(0)) - math.log(len(log_values))
+    error, spread = map(float, replicates_log_mean_error((log_values - log_mean).unsqueeze(0)))
+    # A single replicate cannot disagree; a warning on the number of replicates exists already.
+    if len(log_values) == 1 or spread <= _MAX_RELATIVE_SPREAD:
+        return log_mean, error, spread, []
+    disagreement = (
+        f"replicates disagree (relative spread {spread:.2f} > {_MAX_RELATIVE_SPREAD}), so their mean may rest on "
+        "a few of them: use more num_particles or a higher ess_threshold"
+    )
+    return log_mean, error, spread, [disagreement]
 
 
 def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:

@@ -23,11 +23,6 @@ from bayeskit.inference.generalized._coverage import (
     coverage_report,
     replicate_posteriors,
 )
-from bayeskit.inference.generalized._cross_validation import (
-    cross_validation_evidence,
-    enumerated_cross_validation,
-    prequential_score,
-)
 from bayeskit.inference.generalized._exact import (
     beta_posterior,
     gaussian_posterior,
@@ -58,9 +53,7 @@ __all__ = [
     "coarsening_weight",
     "coherence_check",
     "coverage_report",
-    "cross_validation_evidence",
     "divergence_from_prior",
-    "enumerated_cross_validation",
     "gaussian_posterior",
     "generalization_gap",
     "grid_posterior",
@@ -72,7 +65,6 @@ __all__ = [
     "pac_bayes_certificate",
     "path_information",
     "posterior_bootstrap",
-    "prequential_score",
     "propriety_check",
     "replicate_posteriors",
     "residual_mismatch",

@@ -1,4 +1,4 @@
-"""Estimates after training: held-out log likelihoods, and the information of latent variables on the data."""
+"""Prediction of data held out, by trained models and by posteriors, and the information of latent variables on data."""
 
 from bayeskit.inference.held_out._annealing import (
     annealed_importance_sampling,
@@ -12,6 +12,7 @@ from bayeskit.inference.held_out._information import (
     aggregate_kl,
     mutual_information,
 )
+from bayeskit.inference.held_out._leave_out import cross_validation_evidence, enumerated_cross_validation
 from bayeskit.inference.samplers._weighted_particles import sigmoid_schedule
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "annealed_importance_sampling",
     "bidirectional_annealing",
     "by_evidence",
+    "cross_validation_evidence",
+    "enumerated_cross_validation",
     "importance_sampling",
     "mutual_information",
     "sigmoid_schedule",

@@ -85,7 +85,7 @@ def test_errors_of_observations_are_not_added_as_if_independent(linear):
 
 
 def test_leave_one_out_by_smoothed_importance_sampling_agrees(linear, limit):
-    from bayeskit.inference.generalized import cross_validation_evidence
+    from bayeskit.inference.held_out import cross_validation_evidence
 
     _, target, _, draw = linear
     draws = draw(1, num_draws=1000)

@@ -9,17 +9,19 @@ import torch
 
 import bayeskit as bk
 from bayeskit._core.statistics import pareto_shape, pareto_smoothed
-from bayeskit.inference.generalized import _cross_validation as leave_out
-from bayeskit.inference.generalized._cross_validation import (
+from bayeskit.inference.held_out import _leave_out as leave_out
+from bayeskit.inference.held_out._leave_out import (
     adjusted,
     all_sets,
     cross_validation_evidence,
     predict,
+    prior_populations,
     sampled_sets,
     widened_standard_error,
 )
+from bayeskit.inference.samplers import ResampleMove
 from bayeskit.inference.samplers._populations import equally_weighted
-from bayeskit.inference.samplers._weighted_data import DataPopulations, WeightedData
+from bayeskit.inference.samplers._weighted_data import DataPopulations, WeightedData, carry
 
 NORMAL = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0
@@ -146,6 +148,25 @@ def test_one_evaluation_gives_the_likelihood_of_each_datum(normal_target):
     slope = (weights * (NORMAL - u)).sum(1) - u.squeeze(1) / PRIOR_VARIANCE
     assert torch.allclose(part.gradient.squeeze(1), slope, rtol=1e-13)
     assert value.shape == (5,) and gradient.shape == (5, 1)
+
+
+def test_particles_are_carried_to_any_weights(normal_target, limit):
+    # Half a datum counts: the power posterior is normal, and its normaliser known.
+    data = WeightedData(normal_target)
+    generator = torch.Generator().manual_seed(6)
+    state = prior_populations(data, 16, 256, generator)
+    weights = torch.zeros(16, 6, dtype=torch.float64)
+    weights[:, 0], weights[:, 3] = 0.5, 1.0
+    state, increment, _, _ = carry(data, state, weights, ResampleMove(), generator)
+    precision = 1 / PRIOR_VARIANCE + 1.5
+    total, squares = 0.5 * NORMAL[0] + NORMAL[3], 0.5 * NORMAL[0].square() + NORMAL[3].square()
+    exact = -0.75 * math.log(2 * math.pi) - 0.5 * math.log(PRIOR_VARIANCE * precision)
+    exact += float(0.5 * total.square() / precision - 0.5 * squares)
+    value = float(increment.logsumexp(0)) - math.log(16)
+    assert abs(value - exact) < limit() * float((increment - value).exp().std()) / 4
+    mean = (state.particles.log_weight.exp() * state.particles.position.squeeze(-1)).sum(1)
+    assert abs(float(mean.mean() - total / precision)) < limit() * float(mean.std()) / 4
+    assert torch.equal(state.data_weights, weights)
 
 
 def test_prediction_is_a_weighted_mean(normal_target):

@@ -15,34 +15,22 @@ from scipy.stats import norm
 from scipy.stats import t as student
 from torch import Tensor
 
+from bayeskit._core.convergence import MAX_PARETO_SHAPE
+from bayeskit._core.inputs import check_memory, whole_number
+from bayeskit._core.plots import CHAIN_COLOURS
+from bayeskit._core.randomness import new_generator
+from bayeskit._core.statistics import mean_error, pareto_smoothed
+from bayeskit._core.texts import with_error
+from bayeskit._draws import Draws
+from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import BayeskitError, DataError, InitializationError, SettingsError, ShapeError
-from bayeskit.extend import (
-    CHAIN_COLOURS,
-    GREY,
-    LOWEST,
-    MAX_PARETO_SHAPE,
-    DataPopulations,
-    Draws,
-    Evidence,
-    PopulationMoves,
-    ResampleMove,
-    SMCInfo,
-    Target,
-    WeightedData,
-    belongs,
-    carry,
-    check_memory,
-    equally_weighted,
-    mean_error,
-    new_generator,
-    pareto_smoothed,
-    posterior_problems,
-    progress_bar,
-    replicates_log_mean_error,
-    takes_draws,
-    whole_number,
-    with_error,
-)
+from bayeskit.inference.evidence._judging._belonging import belongs
+from bayeskit.inference.evidence._judging._chains import posterior_problems
+from bayeskit.inference.evidence._prequential_evidence import random_orders
+from bayeskit.inference.evidence._result import Evidence
+from bayeskit.inference.evidence._sequential import MIN_REPLICATES, mean_of_replicates
+from bayeskit.inference.samplers._populations import PopulationMoves, ResampleMove, SMCInfo, equally_weighted
+from bayeskit.inference.samplers._weighted_data import LOWEST, DataPopulations, WeightedData, carry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,7 +185,10 @@ class CrossValidation:
         """Plot the scores or their cumulative sums against the number of data held out, with 95 % bands."""
         value = self.cumulative if cumulative else self.score
         error = self.cumulative_standard_error if cumulative else self.standard_error
-        ax = ax or _new_axes()
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
         size, band = self.held_out.cpu().numpy(), 1.96 * error.nan_to_num(0.0, 0.0).cpu()
         colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
         few = len(size) <= 40
@@ -206,7 +197,10 @@ class CrossValidation:
         low, high = (value.cpu() - band).numpy(), (value.cpu() + band).numpy()
         ax.fill_between(size, low, high, color=colour, alpha=0.2, linewidth=0)
         name = "cumulative score (nats)" if cumulative else "log predictive density of a datum (nats)"
-        return _named(ax, "data held out", name, bool(label))
+        ax.set(xlabel="data held out", ylabel=name)
+        if label:
+            ax.legend(frameon=False)
+        return ax
 
     def __repr__(self) -> str:
         return str(self)
@@ -222,19 +216,6 @@ class CrossValidation:
             if math.isfinite(s)
         )
         return f"cross-validation of {self.num_data} data, score by number held out: {scores}{flag}"
-
-
-def _new_axes() -> Axes:
-    from matplotlib import pyplot
-
-    return pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")[1]
-
-
-def _named(ax: Axes, x: str, y: str, legend: bool) -> Axes:
-    ax.set(xlabel=x, ylabel=y)
-    if legend:
-        ax.legend(frameon=False)
-    return ax
 
 
 # Populations at the posteriors of different training sets.
@@ -294,268 +275,23 @@ def predict(log_weight: Tensor, pointwise: Tensor) -> PredictiveDensity:
     return PredictiveDensity(log_density + influence.square().sum(1) / 2, effective, influence)
 
 
-# Prequential scores: log predictive density of each datum given the preceding data.
+# What is wrong with populations.
 
-_MIN_POPULATIONS = 8
-_MAX_RELATIVE_SPREAD = 0.7
 _MIN_ACCEPTANCE = 0.3
-
-
-@dataclass(frozen=True, eq=False)
-class Prequential:
-    """Prequential scores: log predictive density of each datum given the preceding data, in one or several orders.
-
-    Attributes
-    ----------
-    orders : Tensor
-        Permutations of the data, ``(q, n)``.
-    log_predictive : Tensor
-        Log predictive density of the ``k``-th datum of each order given the preceding data, in nats, ``(q, n)``.
-    standard_error : Tensor
-        Monte Carlo standard error of ``log_predictive``, ``(q, n)``.
-    cumulative : Tensor
-        Log evidence of the first ``k`` data of each order, ``(q, n)``.
-    cumulative_standard_error : Tensor
-        Standard error of each row of ``cumulative``, pooled over orders, ``(n,)``.
-    log_evidence : float
-        Log evidence of all data, from the populations of all orders.
-    num_populations : int
-        Number of independent populations, over all orders.
-    num_particles : int
-        Particles in each population.
-    num_evaluations : int
-        Evaluations of the log density or its gradient.
-    warnings : tuple of str
-        Failed diagnostics, each with a remedy.
-    diagnostics : dict of float
-        ``"relative_spread"`` of the evidence over populations, and the lowest ``"acceptance_rate"`` of moves.
-
-    Examples
-    --------
-    >>> import torch, pyro.distributions as dist
-    >>> from bayeskit.inference.generalized import GibbsPosterior, losses
-    >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5)
-    >>> curve = prequential_score(posterior, orders=2, num_replicates=4, num_particles=64)
-    >>> curve.log_predictive.shape, abs(curve.log_evidence + 3.258145) < 5 * curve.log_evidence_standard_error
-    (torch.Size([2, 3]), True)
-    """
-
-    orders: Tensor
-    log_predictive: Tensor
-    standard_error: Tensor
-    cumulative: Tensor
-    cumulative_standard_error: Tensor
-    log_evidence: float
-    log_evidence_standard_error: float
-    num_populations: int
-    num_particles: int
-    num_evaluations: int
-    warnings: tuple[str, ...]
-    diagnostics: dict[str, float]
-    seconds: float = 0.0
-
-    @property
-    def trusted(self) -> bool:
-        """Whether there are no warnings, and the log evidence and its standard error are finite."""
-        numbers = (self.log_evidence, self.log_evidence_standard_error)
-        return not self.warnings and all(map(math.isfinite, numbers))
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return a table of the scores and their cumulative sums, one row for each order and position."""
-        q, n = self.orders.shape
-        columns = {"order": torch.arange(q).repeat_interleave(n), "position": torch.arange(1, n + 1).repeat(q)}
-        columns |= {"datum": self.orders, "log_predictive": self.log_predictive, "standard_error": self.standard_error}
-        columns |= {"cumulative": self.cumulative}
-        columns |= {"cumulative_standard_error": self.cumulative_standard_error.repeat(q)}
-        return pd.DataFrame({name: x.flatten().cpu().numpy() for name, x in columns.items()})
-
-    def plot(self, ax: Axes | None = None, *, against: Prequential | None = None, label: str = "") -> Axes:
-        """Plot the cumulative log predictive density against the number of data, one curve for each order.
-
-        ``against`` are scores of another model for the same orders (else SettingsError): the log Bayes factor is
-        plotted.
-        """
-        if against is not None and not torch.equal(against.orders, self.orders):
-            raise SettingsError("the curves have different orders of the data; give both models the same orders=")
-        ax = ax or _new_axes()
-        value, error = self.cumulative, self.cumulative_standard_error
-        if against is not None:
-            value, error = value - against.cumulative, torch.hypot(error, against.cumulative_standard_error)
-        seen = torch.arange(1, value.shape[1] + 1).numpy()
-        colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
-        band = 1.96 * error.nan_to_num(0.0).cpu()
-        for row, curve in enumerate(value.cpu()):
-            ax.plot(seen, curve.numpy(), color=colour, linewidth=1.2, alpha=0.8, label=label if row == 0 else None)
-            ax.fill_between(seen, (curve - band).numpy(), (curve + band).numpy(), color=colour, alpha=0.15, linewidth=0)
-        if against is not None:
-            ax.axhline(0.0, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
-        name = "cumulative log predictive density (nats)" if against is None else "log Bayes factor (nats)"
-        return _named(ax, "data seen", name, bool(label))
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        return (
-            f"prequential: log evidence {with_error(self.log_evidence, self.log_evidence_standard_error)} "
-            f"from {len(self.orders)} orders of {self.orders.shape[1]} data{flag}"
-        )
-
-
-@takes_draws
-def prequential_score(
-    target: Target,
-    orders: int | Tensor = 4,
-    *,
-    num_replicates: int = 4,
-    num_particles: int = 256,
-    steps: ResampleMove | None = None,
-    groups: Tensor | None = None,
-    seed: int = 0,
-    progress: bool = True,
-) -> Prequential:
-    r"""Estimate log predictive densities of each datum given the preceding data, which sum to the log evidence.
-
-    .. math:: \log p(y) = \sum_{k=1}^n \log p(y_{o(k)} \mid y_{o(1)}, \dots, y_{o(k-1)})
-
-    This holds for every order ``o``. Populations of particles start from the prior and assimilate one datum at a time
-    by SMC. The predictive density is the weighted mean likelihood of the next datum or, if that would make the weights
-    too uneven, a product of such means for powers of the likelihood.
-
-    For a loss the scores are those of ``exp(-weight * loss)``; they sum to the log normalising constant of the Gibbs
-    posterior.
-
-    Parameters
-    ----------
-    target : Target
-        Target with a proper prior and a pointwise log likelihood of conditionally independent data.
-    orders : int or Tensor, default 4
-        Number of random orders, or permutations ``(q, n)`` or ``(n,)`` of the data.
-    num_replicates : int, default 4
-        Independent populations for each order, for the standard errors; at least 2.
-    num_particles : int, default 256
-        Particles in each population, at least 8.
-    steps : ResampleMove, optional
-        Settings of the SMC steps; by default moves end at a correlation of 0.1.
-    groups : Tensor, optional
-        Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
-
-    Raises
-    ------
-    SettingsError
-        If a setting lies outside its domain, or the prior cannot be sampled.
-    InitializationError
-        If the likelihood of a datum is zero at all prior draws.
-    ShapeError
-        If ``orders`` is not a set of permutations of the data, or ``groups`` has the wrong shape.
-    ModelError
-        If the target has no pointwise log likelihood, or its terms do not add up to the log likelihood.
-
-    References
-    ----------
-    Dawid, A. P. (1984). Statistical theory: the prequential approach. Journal of the Royal Statistical Society A 147,
-    278-292. Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
-
-    Examples
-    --------
-    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
-    >>> def model(y):
-    ...     share = pyro.sample("share", dist.Beta(1.0, 1.0))
-    ...     with pyro.plate("data", len(y)):
-    ...         pyro.sample("y", dist.Bernoulli(share), obs=y)
-    >>> target = bk.Target.from_pyro(model, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
-    >>> result = prequential_score(target, orders=torch.arange(4), num_replicates=8, num_particles=128)
-    >>> abs(result.log_evidence - torch.tensor(1 / 20).log().item()) < 5 * result.log_evidence_standard_error
-    True
-    """
-    begin = time.monotonic()
-    num_replicates = whole_number("num_replicates", num_replicates, 2)
-    num_particles = whole_number("num_particles", num_particles, 8)
-    steps = steps or _STEPS
-    data = WeightedData(target, groups)
-    generator = new_generator(seed, target.device, stream="prequential")
-    chosen = _as_orders(orders, data.num_data, generator).to(target.device)
-    rows = chosen.repeat_interleave(num_replicates, 0)
-    increments = torch.zeros(rows.shape, dtype=torch.float64, device=target.device)
-    state = prior_populations(data, len(rows), num_particles, generator)
-    infos: list[SMCInfo] = []
-    with progress_bar("prequential", data.num_data, progress) as bar:
-        for k in range(data.num_data):
-            weights = state.data_weights.scatter(1, rows[:, k : k + 1], 1.0)
-            state, increments[:, k], new, _ = carry(data, state, weights, steps, generator)
-            infos += new
-            bar.update(k + 1)
-    spent, seconds = state.num_evaluations, time.monotonic() - begin
-    return _summarise(chosen, increments, _acceptance_rate(infos), spent, num_particles, seconds)
-
-
-def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor:
-    """Return permutations ``(q, n)``, from given ones ``(q, n)`` or ``(n,)`` or a number of random ones."""
-    if not isinstance(orders, Tensor):
-        count = whole_number("orders", orders, 1)
-        check_memory("orders", count, 8 * num_data)
-        like = {"generator": generator, "device": generator.device}
-        return torch.stack([torch.randperm(num_data, **like) for _ in range(count)])  # type: ignore[call-overload]
-    rows = orders.reshape(1, -1) if orders.dim() == 1 else orders
-    every = torch.arange(num_data, device=rows.device)
-    if rows.dim() != 2 or rows.shape[1] != num_data or not bool((rows.sort(1).values == every).all()):
-        raise ShapeError(
-            f"orders must be permutations of the {num_data} data, (q, {num_data}) or ({num_data},), not "
-            f"{orders.dtype} of shape {tuple(orders.shape)}"
-        )
-    return rows.long()
-
-
-def _summarise(
-    orders: Tensor, increments: Tensor, acceptance: float, num_evaluations: int, num_particles: int, seconds: float
-) -> Prequential:
-    """Average ``increments (q * replicates, n)`` within orders for the curves, over all for the evidence."""
-    each = increments.reshape(len(orders), -1, increments.shape[1])
-    q, r, n = each.shape
-    curves = each.cumsum(-1)
-    evidence = _of_totals(curves[..., -1].flatten(), increments, acceptance, num_evaluations)
-    # Average the evidence estimates, which are unbiased, rather than their logarithms.
-    cumulative = curves.logsumexp(1) - math.log(r)
-    cumulative_error, _ = replicates_log_mean_error((curves - cumulative.unsqueeze(1)).movedim(1, -1).movedim(0, 1))
-    log_predictive = cumulative.diff(dim=1, prepend=cumulative.new_zeros(q, 1))
-    return Prequential(
-        orders,
-        log_predictive,
-        each.std(1) / math.sqrt(r),
-        cumulative,
-        cumulative_error,
-        evidence.log_evidence,
-        evidence.standard_error,
-        q * r,
-        num_particles,
-        num_evaluations,
-        evidence.warnings,
-        evidence.diagnostics,
-        seconds,
-    )
 
 
 def _of_totals(totals: Tensor, increments: Tensor, acceptance: float, num_evaluations: int) -> Evidence:
     """Combine the log evidence estimates of all populations, ``(populations,)``."""
-    log_evidence = float(totals.logsumexp(0)) - math.log(len(totals))
-    error, spread = replicates_log_mean_error((totals - log_evidence).unsqueeze(0))
-    problems = _carrying_problems(acceptance)
-    if len(totals) < _MIN_POPULATIONS:
+    log_evidence, error, spread, disagreement = mean_of_replicates(totals)
+    problems = [*_carrying_problems(acceptance), *disagreement]
+    if len(totals) < MIN_REPLICATES:
         problems.append(
-            f"only {len(totals)} populations, too few for a standard error: use {_MIN_POPULATIONS} or more, "
-            "over all orders"
-        )
-    if not float(spread) <= _MAX_RELATIVE_SPREAD:
-        problems.append(
-            f"populations disagree (relative spread {float(spread):.2f} > {_MAX_RELATIVE_SPREAD}), so a few of them "
-            "may dominate the mean: use more num_particles"
+            f"only {len(totals)} orders, too few to see the error: use held_out of {MIN_REPLICATES} or more"
         )
     if float(increments.min()) < LOWEST / 2:
         problems.append("the likelihood of a datum is zero at all particles: use more num_particles")
-    diagnostics = {"relative_spread": float(spread), "acceptance_rate": acceptance}
-    return Evidence("prequential", log_evidence, float(error), num_evaluations, tuple(problems), diagnostics)
+    diagnostics = {"relative_spread": spread, "acceptance_rate": acceptance}
+    return Evidence("prequential", log_evidence, error, num_evaluations, tuple(problems), diagnostics)
 
 
 def _carrying_problems(acceptance: float) -> list[str]:
@@ -609,7 +345,7 @@ class _LeaveOut:
     def by_orders(self, num_orders: int) -> CrossValidation:
         """Assimilate the data in ``num_orders`` random orders and predict the data not yet assimilated."""
         data, device = self.data, self.data.target.device
-        orders = _as_orders(num_orders, data.num_data, self.generator).to(device)
+        orders = random_orders(num_orders, data.num_data, self.generator).to(device)
         state = prior_populations(data, num_orders, self.num_particles, self.generator)
         infos: list[SMCInfo] = []
         score = torch.empty(num_orders, len(self.sizes), dtype=torch.float64, device=device)
@@ -874,8 +610,8 @@ def cross_validation_evidence(
     Parameters
     ----------
     target : Target
-        Target with a pointwise log likelihood of conditionally independent data; for a :class:`GibbsPosterior`, minus
-        the weighted loss. The prior must be proper, unless ``draws`` are given and ``p < n``.
+        Target with a pointwise log likelihood of conditionally independent data; for a Gibbs posterior, minus the
+        weighted loss. The prior must be proper, unless ``draws`` are given and ``p < n``.
     draws : Draws, optional
         Posterior draws of ``target``.
     p : int or iterable of int, optional
@@ -886,8 +622,10 @@ def cross_validation_evidence(
         discrete, errors are widened for values that random sets may miss.
     num_particles : int, default 256
         Particles in each population, at least 8.
-    steps, groups
-        As for :func:`prequential_score`.
+    steps : ResampleMove, optional
+        Settings of the SMC steps; by default moves end at a correlation of 0.1.
+    groups : Tensor, optional
+        Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
     max_sets : int, default 1024
         Maximum number of sets to enumerate, over all sizes.
 

@@ -12,8 +12,8 @@ import bayeskit as bk
 from bayeskit._core.randomness import new_generator
 from bayeskit.errors import DrawsError, InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized import _cross_validation as leave_out
-from bayeskit.inference.generalized._cross_validation import (
+from bayeskit.inference.held_out import _leave_out as leave_out
+from bayeskit.inference.held_out._leave_out import (
     all_sets,
     as_sizes,
     cross_validation_evidence,
@@ -253,8 +253,6 @@ def test_groups_are_held_out_together(normal_target, limit):
 
 def test_an_error_that_forgets_the_choice_of_sets_is_found_out(normal_target, normal_exact, limit, monkeypatch):
     # The mutation: particles see the first data as if they had none of them, so that the training data do not count.
-    from bayeskit.inference.generalized import _cross_validation as leave_out
-
     untaught = leave_out._mask
     monkeypatch.setattr(leave_out, "_mask", lambda rows, n: 0 * untaught(rows, n))
     result = cross_validation_evidence(normal_target, p=2, held_out=14, seed=3)
@@ -288,8 +286,6 @@ def test_one_datum_that_differs(n, particles, limit):
 
 
 def test_mutation_scores_that_are_not_adjusted_hide_the_datum_that_differs(limit, monkeypatch):
-    from bayeskit.inference.generalized import _cross_validation as leave_out
-
     y = torch.ones(40, dtype=torch.float64)
     y[-1] = 0
     exact = enumerated_cross_validation(lambda part: rare(part, y), 40, 1)
