@@ -654,6 +654,8 @@ def _declared_type(settings: dict[str, str], where: str, name: str | None = None
             )
         # PAUP abbreviates the symbols 0 to 9 as 0~9.
         symbols = re.sub(r"(\w)~(\w)", lambda ends: "".join(map(chr, range(ord(ends[1]), ord(ends[2]) + 1))), symbols)
+        # Mesquite lists bases before the digits; letters that no taxon has are no states if they stand behind.
+        symbols = "".join(sorted(symbols, key=str.isalpha))
         try:
             return standard_characters(symbols), kind
         except SettingsError as error:

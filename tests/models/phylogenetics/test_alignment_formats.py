@@ -532,3 +532,11 @@ def test_long_sequences_of_ambiguous_codes_are_bases(tmp_path):
     path.write_text(f">a\n{codes}\n>b\n{codes}\n")
     with pytest.raises(AlignmentError, match="look like amino acids"):
         Alignment.from_file(path)
+
+
+def test_letters_in_front_of_digits_are_not_counted_as_states(tmp_path):
+    path = tmp_path / "data.nex"
+    path.write_text(nexus("a 0120\nb 1100\nc 2010", ' symbols="A C G T 0 1 2 3"', 4, "standard"))
+    assert Alignment.from_file(path).data_type == standard_characters(3)
+    path.write_text(nexus("a 0B\nb 1B\nc 2A", ' symbols="AB012"', 2, "standard"))
+    assert Alignment.from_file(path).data_type.states == tuple("012AB")
