@@ -20,7 +20,8 @@ from bayeskit._core.inputs import unknown_name as unknown_name
 from bayeskit._core.inputs import warn_user as warn_user
 from bayeskit._core.inputs import whole_number as whole_number
 from bayeskit._core.libraries import FLAGS as FLAGS
-from bayeskit._core.libraries import load_or_warn as load_or_warn
+from bayeskit._core.libraries import compiler as compiler
+from bayeskit._core.libraries import load_library as load_library
 from bayeskit._core.libraries import raise_for_status as raise_for_status
 from bayeskit._core.module_functions import Recording as Recording
 from bayeskit._core.module_functions import along as along
@@ -58,13 +59,13 @@ from bayeskit._core.randomness import student_points as student_points
 from bayeskit._core.randomness import validation_kept as validation_kept
 from bayeskit._core.statistics import effective_sample_size as effective_sample_size
 from bayeskit._core.statistics import effective_within_chains as effective_within_chains
+from bayeskit._core.statistics import fitted_to_the_largest as fitted_to_the_largest
 from bayeskit._core.statistics import independent_log_mean_exp_error as independent_log_mean_exp_error
 from bayeskit._core.statistics import log_mean_exp as log_mean_exp
 from bayeskit._core.statistics import mean_error as mean_error
 from bayeskit._core.statistics import pareto_shape as pareto_shape
 from bayeskit._core.statistics import pareto_smoothed as pareto_smoothed
 from bayeskit._core.statistics import r_hat as r_hat
-from bayeskit._core.statistics import share_beyond_the_largest as share_beyond_the_largest
 from bayeskit._core.statistics import stratified_log_mean_exp_error as stratified_log_mean_exp_error
 from bayeskit._core.statistics import weight_effective_sample_size as weight_effective_sample_size
 from bayeskit._core.storage import TaskFolder as TaskFolder

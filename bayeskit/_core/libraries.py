@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from bayeskit._core.progress import progress_bar
 from bayeskit._core.trusted_folders import is_own_file, make_private, own_folders
-from bayeskit.errors import CompilationWarning, ModelError
+from bayeskit.errors import ModelError
 
 #: Flags of every library, which uses all vector instructions of this processor.
 FLAGS = ("-O3", "-shared", "-fPIC", *(() if sys.platform == "darwin" else ("-march=native",)))
@@ -66,47 +65,12 @@ def load_library(
     raise problem
 
 
-def load_or_warn(
-    name: str, sources: Mapping[str, str], flags: Sequence[str], argument: tuple[str, int], what: str
-) -> ctypes.CDLL | None:
-    """Load a library as `load_library`; on failure, warn that `what`, in the plural, is slow, and return None.
-
-    The `argument` of its functions is named by the function that tells its size, and has so many bytes.
-    """
-    if compiler() is None:
-        problem = "no C++ compiler was found; install g++ or clang++"
-    else:
-        try:
-            library = load_library(name, sources, flags)
-            if getattr(library, argument[0])() == argument[1]:
-                return library
-            problem = "the compiled code takes other arguments than this version of bayeskit passes; reinstall bayeskit"
-        except subprocess.SubprocessError as error:
-            problem = f"{compiler()} failed ({str(getattr(error, 'stderr', '') or error)[:200]})"
-        except OSError as error:
-            problem = f"the compiled code cannot be stored or loaded ({error})"
-    warnings.warn(
-        f"{what} run as tensor operations, many times slower than compiled code: {problem}",
-        CompilationWarning,
-        stacklevel=_level_of_caller(),
-    )
-    return None
-
-
 def raise_for_status(status: int, what: str) -> None:
     """Raise the error of a call of compiled code on ``what`` that has not returned 0."""
     if status == 2:
         raise ModelError(f"compiled code cannot go on with {what}: all weights of a choice are NaN or zero")
     if status:
         raise MemoryError(f"compiled code had too little memory for {what}")
-
-
-def _level_of_caller() -> int:
-    """Return the stack level of the first caller outside bayeskit and torch."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayeskit", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _identity(chosen: str, sources: Mapping[str, str], flags: Sequence[str]) -> str:

@@ -90,9 +90,9 @@ def result_html(
     )
 
 
-def rendered(template: str, **facts: Any) -> str:
-    """Return a template filled with facts; every text is escaped."""
-    return _environment().get_template(template).render(**facts)
+def rendered(template: str, home: str = "bayeskit._core", **facts: Any) -> str:
+    """Return a template filled with facts, one of a package that is its home or of this one; every text is escaped."""
+    return _environment(home).get_template(template).render(**facts)
 
 
 def template_source(name: str) -> str:
@@ -101,11 +101,11 @@ def template_source(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def _environment(home: str) -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("bayeskit._core"),
+        loader=ChoiceLoader([PackageLoader(package) for package in dict.fromkeys((home, "bayeskit._core"))]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -232,20 +232,10 @@ def pareto_shape(log_weights: Tensor) -> float:
 
     ``inf`` for fewer than 5 distinct tail weights; ``-inf`` where all of the tail equals the largest weight.
     """
-    return _fitted_to_the_largest(log_weights)[1]
+    return fitted_to_the_largest(log_weights)[1]
 
 
-def share_beyond_the_largest(log_weights: Tensor) -> float:
-    """Return the share that weights above the largest of ``n`` add to the mean if one draw in ``n`` has them."""
-    scale, shape = _fitted_to_the_largest(log_weights)
-    if not shape < 1:
-        return math.inf
-    weights = (log_weights - log_weights.max()).flatten().to(torch.float64).exp()
-    # Mean excess of the fitted tail over the largest weight, which is 1.
-    return (1 + max(scale / (1 - shape), 0.0)) / float(weights.sum())
-
-
-def _fitted_to_the_largest(log_weights: Tensor) -> tuple[float, float]:
+def fitted_to_the_largest(log_weights: Tensor) -> tuple[float, float]:
     """Return the mean excess over the largest weight, in units of it and times ``1 - shape``, and the shape."""
     weights = log_weights.flatten().to(torch.float64).sort().values
     n = len(weights)

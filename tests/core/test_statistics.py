@@ -17,7 +17,6 @@ from bayeskit._core.statistics import (
     pareto_smoothed,
     r_hat,
     shape_of_largest,
-    share_beyond_the_largest,
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
@@ -101,23 +100,6 @@ def test_ties_below_a_heavy_tail_do_not_hide_it(share):
     log_weights = -1.5 * u.log()
     tied = log_weights.clamp(min=float(log_weights.quantile(share)))
     assert pareto_shape(tied) > 0.9 and bool(pareto_smoothed(tied[None])[1] > 0.9)
-
-
-def test_the_share_beyond_the_largest_weight_is_that_of_the_distribution(limit):
-    k, n = 0.5, 100_000
-    u = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights = u**-k
-    exact = float(weights.max() / weights.sum()) / (1 - k)  # beyond w, a Pareto distribution has the mean w / (1 - k)
-    # The fitted shape has a standard error of (1 + k) / sqrt(m), of m weights; that of 1 / (1 - k) is relative to it.
-    relative = (1 + k) / math.sqrt(3 * math.sqrt(n)) / (1 - k)
-    assert abs(share_beyond_the_largest(weights.log()) / exact - 1) < limit() * relative
-    assert share_beyond_the_largest(-1.5 * u.log()) == math.inf
-    # A tail of that shape on weights that differ among themselves by much more.
-    heavy, slight = -0.8 * u.log(), (1 + 0.5 * (torch.arange(n) % 2) + 1e-4 * u**-0.8).log()
-    assert min(pareto_shape(heavy), pareto_shape(slight)) > 0.7
-    for log_weights, matters in ((heavy, True), (slight, False)):
-        error = float(log_mean_exp_error(log_weights[None]))
-        assert (share_beyond_the_largest(log_weights) > error) is matters
 
 
 def test_pareto_shape_of_degenerate_weights():

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeskit.errors import OutputError
-from bayeskit.extend import FLAGS, load_or_warn, raise_for_status
+from bayeskit.extend import FLAGS, raise_for_status
+from bayeskit.models.phylogenetics._compiled_code import load_or_warn
 from bayeskit.models.phylogenetics._pruning._passes import root_rows
 from bayeskit.models.phylogenetics._pruning._plan import CODE_BASE, PruningPlan
 

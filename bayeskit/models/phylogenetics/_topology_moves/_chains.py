@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayeskit.extend import FLAGS, load_or_warn, raise_for_status, standard_gamma
+from bayeskit.extend import FLAGS, raise_for_status, standard_gamma
 from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._compiled_code import load_or_warn
 from bayeskit.models.phylogenetics._topologies import Topologies
 from bayeskit.models.phylogenetics._topology_moves._reference import TreeReference
 

@@ -29,6 +29,7 @@ from bayeskit.extend import (
     Target,
     TaskFolder,
     compare_models,
+    fitted_to_the_largest,
     global_stream,
     log_mean_exp,
     match_gamma,
@@ -42,7 +43,6 @@ from bayeskit.extend import (
     real_number,
     save_or_warn,
     setting_as_json,
-    share_beyond_the_largest,
     standard_gamma,
     stratified_log_mean_exp_error,
     unknown_name,
@@ -1153,13 +1153,23 @@ def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
     return bool((gradient.diagonal() * SHORTEST < _RISES).any())
 
 
+def _share_beyond_the_largest(log_weights: Tensor) -> float:
+    """Return the share that weights above the largest of ``n`` add to the mean if one draw in ``n`` has them."""
+    scale, shape = fitted_to_the_largest(log_weights)
+    if not shape < 1:
+        return math.inf
+    weights = (log_weights - log_weights.max()).flatten().to(torch.float64).exp()
+    # Mean excess of the fitted tail over the largest weight, which is 1.
+    return (1 + max(scale / (1 - shape), 0.0)) / float(weights.sum())
+
+
 def _estimate(weights: _Weights, modes: Modes, place: int, num_pilot_draws: int) -> Evidence:
     """Return the evidence of one topology from its draws."""
     usable, problems = without_nan(weights.log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
     error = float(stratified_log_mean_exp_error(usable, weights.part))
     # The shape of the tail is irrelevant if the tail cannot move the estimate by its standard error.
-    problems += weight_problems(shape if share_beyond_the_largest(usable) > error else 0.0, effective)
+    problems += weight_problems(shape if _share_beyond_the_largest(usable) > error else 0.0, effective)
     if not bool(modes.converged[place]):
         problems.append("the search for the mode of the branch lengths did not converge: use bridge sampling")
     return Evidence(

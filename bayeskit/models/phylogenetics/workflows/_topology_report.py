@@ -101,6 +101,7 @@ def write_topology_report(
         parts |= {"answer": "Log evidence", "estimates": "Estimates"}
     page = rendered(
         "trees.html",
+        home=__package__,
         title=title,
         trees=sections,
         parts=parts

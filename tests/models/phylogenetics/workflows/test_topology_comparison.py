@@ -13,7 +13,13 @@ from quartet_quadrature import evidence_of_general_model
 from scipy.stats import chi2
 from tree_quadrature import log_evidence, log_evidence_with_kappa
 
-from bayeskit._core.statistics import independent_log_mean_exp_error, mean_error, stratified_log_mean_exp_error
+from bayeskit._core.statistics import (
+    independent_log_mean_exp_error,
+    log_mean_exp_error,
+    mean_error,
+    pareto_shape,
+    stratified_log_mean_exp_error,
+)
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence._laplus import match_gamma, positive_modes
@@ -580,3 +586,20 @@ def test_the_mode_of_the_primates():
     modes = positive_modes(log_density, torch.full((1, tree.num_edges), 0.05, dtype=DOUBLE))
     assert modes.value.item() == pytest.approx(-6390.0879, abs=5e-5)  # published with four decimals
     assert modes.gradient.abs().max() < 1e-2
+
+
+def test_the_share_beyond_the_largest_weight_is_that_of_the_distribution(limit):
+    k, n = 0.5, 100_000
+    u = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = u**-k
+    exact = float(weights.max() / weights.sum()) / (1 - k)  # beyond w, a Pareto distribution has the mean w / (1 - k)
+    # The fitted shape has a standard error of (1 + k) / sqrt(m), of m weights; that of 1 / (1 - k) is relative to it.
+    relative = (1 + k) / math.sqrt(3 * math.sqrt(n)) / (1 - k)
+    assert abs(defence._share_beyond_the_largest(weights.log()) / exact - 1) < limit() * relative
+    assert defence._share_beyond_the_largest(-1.5 * u.log()) == math.inf
+    # A tail of that shape on weights that differ among themselves by much more.
+    heavy, slight = -0.8 * u.log(), (1 + 0.5 * (torch.arange(n) % 2) + 1e-4 * u**-0.8).log()
+    assert min(pareto_shape(heavy), pareto_shape(slight)) > 0.7
+    for log_weights, matters in ((heavy, True), (slight, False)):
+        error = float(log_mean_exp_error(log_weights[None]))
+        assert (defence._share_beyond_the_largest(log_weights) > error) is matters
