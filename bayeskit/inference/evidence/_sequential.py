@@ -19,7 +19,7 @@ from bayeskit._logdensity.target import Target
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence._budget import SMCBudget
 from bayeskit.inference.evidence._decorator import estimator
-from bayeskit.inference.evidence._judging._belonging import NO_PRIOR_DRAWS, belongs
+from bayeskit.inference.evidence._judging._belonging import belongs
 from bayeskit.inference.evidence._judging._densities import with_rounding
 from bayeskit.inference.evidence._judging._diagnostics import from_draws
 from bayeskit.inference.evidence._judging._missed_mass import unreached_by_moves
@@ -327,10 +327,3 @@ def adaptive_smc(
         records["correlation"],
     )
     return from_draws(average(target, run, "adaptive_smc"), run.draws)
-
-
-def sequential_refusal(target: Target) -> str | None:
-    """Return the reason why sequential Monte Carlo does not apply to a target, or None if it does."""
-    if target.can_sample_prior:
-        return None
-    return NO_PRIOR_DRAWS

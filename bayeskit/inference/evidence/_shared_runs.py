@@ -144,26 +144,6 @@ class SharedRuns:
         """Draws from the posterior if they exist already, else None."""
         return self._parts["posterior"] if isinstance(self._parts.get("posterior"), Draws) else None
 
-    @property
-    def mode(self) -> Mode:
-        """The mode in unconstrained space and its curvature."""
-        return self.part("mode")
-
-    @property
-    def positive_mode(self) -> PositiveMode:
-        """The mode of the density of positive coordinates."""
-        return self.part("positive mode")
-
-    @property
-    def mean_field(self) -> MeanField:
-        """Independent normal distributions that maximise the evidence lower bound."""
-        return self.part("mean field")
-
-    @property
-    def flow(self) -> FittedFlow:
-        """Normalizing flow fitted to the posterior draws."""
-        return self.part("flow")
-
 
 def _posterior(runs: SharedRuns) -> Draws:
     spend = runs.budget

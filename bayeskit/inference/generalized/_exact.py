@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -22,43 +22,16 @@ _NUM_CHECKS = 8
 _STEPS = (0.1, -0.1, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)
 
 
-@dataclass(frozen=True)
-class Quadratic:
-    r"""Quadratic function :math:`\tfrac12 \theta^\top A\,\theta + b^\top \theta + c`.
-
-    Attributes
-    ----------
-    hessian : Tensor
-        ``A``, shape ``(d, d)``.
-    linear : Tensor
-        ``b``, shape ``(d,)``.
-    constant : Tensor
-        ``c``, a scalar.
-
-    Examples
-    --------
-    >>> import torch
-    >>> Quadratic(torch.eye(1), torch.tensor([-2.0]), torch.tensor(0.0)).minimizer
-    tensor([2.])
-    """
+class _Quadratic(NamedTuple):
+    """Quadratic function of a vector, half its ``hessian (d, d)``, ``linear (d,)`` and ``constant ()``."""
 
     hessian: Tensor
     linear: Tensor
     constant: Tensor
 
-    __repr__ = short_repr
-
-    @property
-    def minimizer(self) -> Tensor:
-        """Minimiser, ``(d,)``; ModelError if the Hessian is not positive definite."""
-        factor, failed = torch.linalg.cholesky_ex(self.hessian)
-        if bool(failed):
-            raise ModelError("the quadratic function has no unique minimum: its Hessian is not positive definite")
-        return -torch.cholesky_solve(self.linear.unsqueeze(-1), factor).squeeze(-1)
-
-    def __call__(self, theta: Tensor) -> Tensor:
-        """Return the value, ``(*batch, d) -> (*batch)``."""
-        return (theta @ self.hessian * theta).sum(-1) / 2 + theta @ self.linear + self.constant
+    def at(self, theta: Tensor) -> Tensor:
+        """Return the value at a vector, ``(d,) -> ()``."""
+        return theta @ self.hessian @ theta / 2 + theta @ self.linear + self.constant
 
 
 @dataclass(frozen=True)
@@ -121,50 +94,6 @@ class BetaPosterior:
     def distribution(self) -> dist.Beta:
         """Distribution of the probability."""
         return dist.Beta(self.concentration1, self.concentration0)
-
-
-def quadratic_coefficients(loss: Loss, data: Data, at: Tensor, weights: Tensor | None = None) -> Quadratic:
-    """Return the coefficients of a loss that is quadratic in its parameter.
-
-    They are those of the total loss as a function of the flattened parameter, computed from value, gradient and Hessian
-    at ``at`` and checked at other points.
-
-    Parameters
-    ----------
-    loss : Loss
-        For instance half the squared error of a linear prediction, or score matching or the kernel Stein discrepancy of
-        an exponential family in its natural parameter.
-    data : Tensor or tuple of Tensor
-        Shapes ``(n, ...)``.
-    at : Tensor
-        Point of expansion, a parameter of any shape with ``d`` entries.
-    weights : Tensor, optional
-        Weights of the data, ``(n,)``.
-
-    Raises
-    ------
-    ModelError
-        If the loss is not quadratic.
-    ShapeError
-        If ``at`` does not have a floating dtype.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from bayeskit.inference.generalized import losses
-    >>> x = torch.tensor([1.0, 2.0, 4.0])
-    >>> hessian, linear, constant = vars(quadratic_coefficients(losses.HalfSquared(), x, torch.tensor(0.0))).values()
-    >>> hessian.item(), linear.item(), constant.item()
-    (3.0, -7.0, 10.5)
-    """
-    if not at.is_floating_point():
-        raise ShapeError(f"at must be a parameter of a floating type, not of {at.dtype}")
-
-    def total(theta: Tensor) -> Tensor:
-        return loss.total(theta.reshape(at.shape), data, weights)
-
-    start = at.detach().reshape(-1)
-    return _expanded(total, start, start.unsqueeze(0), f"the loss {type(loss).__name__}")
 
 
 def gaussian_posterior(posterior: GibbsPosterior) -> GaussianPosterior:
@@ -281,13 +210,13 @@ def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: T
     return BetaPosterior(new1, new0, _log_beta(new1, new0) - _log_beta(old1, old0))
 
 
-def _expanded(function: Callable[[Tensor], Tensor], at: Tensor, starts: Tensor, what: str) -> Quadratic:
+def _expanded(function: Callable[[Tensor], Tensor], at: Tensor, starts: Tensor, what: str) -> _Quadratic:
     """Expand a function of a vector about ``at``; ModelError unless it is quadratic around all of ``starts``."""
     value, gradient = function(at), torch.func.grad(function)(at)
     hessian = torch.func.jacrev(torch.func.grad(function))(at)
     hessian = (hessian + hessian.mT) / 2
     linear = gradient - hessian @ at
-    found = Quadratic(hessian, linear, value - gradient @ at + at @ hessian @ at / 2)
+    found = _Quadratic(hessian, linear, value - gradient @ at + at @ hessian @ at / 2)
     tolerance = torch.finfo(at.dtype).eps ** 0.5
     generator = new_generator(0, at.device, stream="checks of a quadratic")
     for start in starts:
@@ -295,7 +224,7 @@ def _expanded(function: Callable[[Tensor], Tensor], at: Tensor, starts: Tensor, 
         direction = direction / direction.abs().max()  # equal reach for all draws
         for step in _STEPS:
             point = start + step * direction
-            true, claimed = function(point), found(point)
+            true, claimed = function(point), found.at(point)
             size = value.abs() + true.abs() + linear.abs() @ point.abs() + point.abs() @ hessian.abs() @ point.abs()
             if not bool((true - claimed).abs() <= tolerance * (1 + size)):
                 raise ModelError(

@@ -224,25 +224,6 @@ _SHARE_OF_WARMUP = 3  # of its gradients: most that is spent on jumps, in large 
 _FIRST_STEPS = 8  # limit of leapfrog steps in the first window; doubles with every window
 
 
-class _Kernel(Protocol):
-    """A kernel that can be tuned: :class:`HMC`, :class:`NUTS`."""
-
-    step_size: float | Tensor
-    beta: float | Tensor
-
-    def init(self, target: Target, position: Tensor) -> HMCState:
-        """Evaluate the density at ``position``."""
-        ...
-
-    def step(self, target: Target, state: HMCState, *, generator: torch.Generator) -> tuple[HMCState, Any]:
-        """Take one step; the info has ``acceptance_rate``, ``diverging`` and ``num_steps``, each ``(n,)``."""
-        ...
-
-    def with_settings(self, **changes: object) -> Any:
-        """Return a copy with some settings replaced."""
-        ...
-
-
 class AdaptationState(NamedTuple):
     """State of an adapting kernel; ``g`` counts groups, ``n`` chains."""
 
