@@ -31,7 +31,7 @@ import torch
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference.evidence import Budget
 from bayeskit.models.phylogenetics import GTR, Alignment, GammaRates, Topologies, Tree, TreeSample
-from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
+from bayeskit.models.phylogenetics._distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics.workflows import compare_topologies
 from bayeskit.models.phylogenetics.workflows._topology_comparison import TopologyComparison
 

@@ -48,7 +48,7 @@ from tree_evidence_peers import sequences_of, write_fasta  # noqa: E402
 
 from bayeskit.errors import MissingPackageError, SettingsError  # noqa: E402
 from bayeskit.models.phylogenetics import Alignment, TreeSample, asdsf, primates  # noqa: E402
-from bayeskit.models.phylogenetics.distributions import SampleFrequencies  # noqa: E402
+from bayeskit.models.phylogenetics._distributions import SampleFrequencies  # noqa: E402
 
 #: Published log evidence over all topologies, by stepping stone, and its standard deviation between runs.
 PUBLISHED = {"DS1": (-7108.42, 0.18), "DS2": (-26367.57, 0.48)}

@@ -25,14 +25,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from bayeskit.models.phylogenetics._samples import TreeSample  # noqa: E402
-from bayeskit.models.phylogenetics.distributions import (  # noqa: E402
+from bayeskit.models.phylogenetics._distributions import (  # noqa: E402
     ConditionalCladeDistribution,
     SampleFrequencies,
     Smoothed,
     SubsplitBayesianNetwork,
     TopologyDistribution,
 )
+from bayeskit.models.phylogenetics._samples import TreeSample  # noqa: E402
 
 FLOOR, EPSILON = float(np.finfo(float).eps), 1e-4
 ALPHAS = (1e-5, 1e-4, 1e-3)

@@ -309,16 +309,16 @@ ELSEWHERE = {
     """,
     "trees, alignments, their files and distributions over them": """
         models.phylogenetics._alignments: Alignment primates read_matrices
-        models.phylogenetics.distributions._networks: ConditionalCladeDistribution SubsplitBayesianNetwork
+        models.phylogenetics._distributions._networks: ConditionalCladeDistribution SubsplitBayesianNetwork
         models.phylogenetics._summaries: AnnotatedTree greedy_consensus majority_rule_consensus
             maximum_clade_credibility
         models.phylogenetics._topological_effective_size: topological_effective_size
         models.phylogenetics._data_types: DataType codons standard_characters
-        models.phylogenetics.distributions._topology_distribution: TopologyDistribution
+        models.phylogenetics._distributions._topology_distribution: TopologyDistribution
         models.phylogenetics._mrbayes: MrBayesBlock
         models.phylogenetics._substitution: ReversibleModel SubstitutionModel all_reversible_models
             empirical_frequencies
-        models.phylogenetics.distributions._frequencies: SampleFrequencies Smoothed
+        models.phylogenetics._distributions._frequencies: SampleFrequencies Smoothed
         models.phylogenetics._site_rates: SiteRates
         models.phylogenetics._trees: Tree
         models.phylogenetics._samples: TreeSample asdsf robinson_foulds split_frequencies tetrapods

@@ -10,6 +10,13 @@ from bayeskit.models.phylogenetics._codon_mixtures import M3, BranchModel, Branc
 from bayeskit.models.phylogenetics._codon_models import GY94, MG94, codon_frequencies
 from bayeskit.models.phylogenetics._data_types import DNA, PROTEIN, DataType, codons, standard_characters
 from bayeskit.models.phylogenetics._dated_topologies import DatedTopology
+from bayeskit.models.phylogenetics._distributions import (
+    ConditionalCladeDistribution,
+    SampleFrequencies,
+    Smoothed,
+    SubsplitBayesianNetwork,
+    TopologyDistribution,
+)
 from bayeskit.models.phylogenetics._forest import ForestLikelihood
 from bayeskit.models.phylogenetics._mixture_models import MixtureModel, ProfileMixture
 from bayeskit.models.phylogenetics._model_names import parse_substitution
@@ -62,12 +69,6 @@ from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics._tree_model import TreeModel
 from bayeskit.models.phylogenetics._tree_priors import BirthDeathTree, ConstantCoalescent, YuleTree
 from bayeskit.models.phylogenetics._trees import Tree
-from bayeskit.models.phylogenetics.distributions import (
-    ConditionalCladeDistribution,
-    SampleFrequencies,
-    Smoothed,
-    SubsplitBayesianNetwork,
-)
 
 __all__ = [
     "Alignment",
@@ -117,6 +118,7 @@ __all__ = [
     "TimeTreeModel",
     "TipDates",
     "Topologies",
+    "TopologyDistribution",
     "Tree",
     "TreeModel",
     "TreeSample",

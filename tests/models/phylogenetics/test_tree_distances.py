@@ -12,10 +12,10 @@ from dendropy.calculate import treecompare
 from bayeskit.errors import SettingsError, TreeError
 from bayeskit.models.phylogenetics import _clades as clades
 from bayeskit.models.phylogenetics import _samples as tree_distances
+from bayeskit.models.phylogenetics._distributions import SampleFrequencies
 from bayeskit.models.phylogenetics._samples import TreeSample, asdsf, robinson_foulds, split_frequencies
 from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics._trees import Tree
-from bayeskit.models.phylogenetics.distributions import SampleFrequencies
 
 
 def random_topologies(num_taxa: int, count: int, seed: int, rooted: bool = False) -> Topologies:

@@ -15,16 +15,16 @@ from bayeskit._core.storage import save_tensors
 from bayeskit.errors import CheckpointError, SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import Tree
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._samples import TreeSample
-from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
-from bayeskit.models.phylogenetics.distributions import (
+from bayeskit.models.phylogenetics._distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
     Smoothed,
     SubsplitBayesianNetwork,
     TopologyDistribution,
 )
-from bayeskit.models.phylogenetics.distributions._frequencies import log_num_topologies, uniform_topologies
+from bayeskit.models.phylogenetics._distributions._frequencies import log_num_topologies, uniform_topologies
+from bayeskit.models.phylogenetics._samples import TreeSample
+from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 
 FAILURE_RATE = 1e-5
 KINDS = [

@@ -9,10 +9,10 @@ import torch
 from scipy.stats import chi2
 
 from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._distributions import ConditionalCladeDistribution, SubsplitBayesianNetwork
+from bayeskit.models.phylogenetics._distributions import _graphs as choices
+from bayeskit.models.phylogenetics._distributions._graphs import graph_of_all_splits, graph_of_hanging, log_sums
 from bayeskit.models.phylogenetics._topologies import all_topologies
-from bayeskit.models.phylogenetics.distributions import ConditionalCladeDistribution, SubsplitBayesianNetwork
-from bayeskit.models.phylogenetics.distributions import _graphs as choices
-from bayeskit.models.phylogenetics.distributions._graphs import graph_of_all_splits, graph_of_hanging, log_sums
 
 FAILURE_RATE = 1e-5
 CASES = [(3, False), (4, False), (5, False), (6, False), (3, True), (4, True), (5, True)]

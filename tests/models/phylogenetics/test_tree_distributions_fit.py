@@ -11,18 +11,18 @@ import torch
 
 from bayeskit.errors import AccuracyWarning, SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._topologies import all_topologies
-from bayeskit.models.phylogenetics.distributions import (
+from bayeskit.models.phylogenetics._distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
     Smoothed,
     SubsplitBayesianNetwork,
 )
-from bayeskit.models.phylogenetics.distributions import _networks as fitting
-from bayeskit.models.phylogenetics.distributions import (
+from bayeskit.models.phylogenetics._distributions import _networks as fitting
+from bayeskit.models.phylogenetics._distributions import (
     _topology_distribution as topology_distribution,
 )
-from bayeskit.models.phylogenetics.distributions._graphs import EveryRoot
+from bayeskit.models.phylogenetics._distributions._graphs import EveryRoot
+from bayeskit.models.phylogenetics._topologies import all_topologies
 
 
 def random_sample(count, rooted=False, size=None, seed=0):

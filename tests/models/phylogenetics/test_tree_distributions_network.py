@@ -10,8 +10,8 @@ import torch
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics import Tree
 from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._distributions import SampleFrequencies, SubsplitBayesianNetwork
 from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
-from bayeskit.models.phylogenetics.distributions import SampleFrequencies, SubsplitBayesianNetwork
 
 
 def sample_of(count, rooted=False, size=6, seed=0):

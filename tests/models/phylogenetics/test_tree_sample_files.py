@@ -18,12 +18,12 @@ from bayeskit.models.phylogenetics import _clades as clades
 from bayeskit.models.phylogenetics import _newick as newick
 from bayeskit.models.phylogenetics import _samples as tree_files
 from bayeskit.models.phylogenetics._alignments import Alignment
+from bayeskit.models.phylogenetics._distributions import SampleFrequencies
 from bayeskit.models.phylogenetics._samples import TreeSample
 from bayeskit.models.phylogenetics._substitution import JC69
 from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics._tree_model import TreeModel
 from bayeskit.models.phylogenetics._trees import Tree
-from bayeskit.models.phylogenetics.distributions import SampleFrequencies
 
 TRPROBS = """#NEXUS
 [ID: 3010964466]

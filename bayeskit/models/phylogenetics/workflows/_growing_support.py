@@ -13,9 +13,9 @@ from bayeskit.errors import SettingsError
 from bayeskit.extend import adam_path, new_generator, real_number, whole_number
 from bayeskit.models.phylogenetics import Alignment, Partition, SubsplitBayesianNetwork, Topologies
 from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._distributions._graphs import Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics._neighbour_joining import joined_neighbours
 from bayeskit.models.phylogenetics._partitions import subsets_of
-from bayeskit.models.phylogenetics.distributions._graphs import Numbers, SubsplitGraph
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from bayeskit.models.phylogenetics import (
     all_reversible_models,
     parse_substitution,
 )
+from bayeskit.models.phylogenetics._distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters
 from bayeskit.models.phylogenetics._substitution import check_data_type
-from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics.workflows._topology_comparison import (
     ForestModel,
     JointProposal,

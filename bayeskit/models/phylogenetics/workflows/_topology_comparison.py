@@ -72,6 +72,7 @@ from bayeskit.models.phylogenetics._branch_length_priors import (
     in_double_precision,
     log_prior_of_lengths,
 )
+from bayeskit.models.phylogenetics._distributions._topology_distribution import Estimate, TopologyDistribution
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters, free_parameters
 from bayeskit.models.phylogenetics._partitions import forest_likelihood
 from bayeskit.models.phylogenetics._substitution import check_data_type
@@ -82,7 +83,6 @@ from bayeskit.models.phylogenetics._topology_constraints import (
 )
 from bayeskit.models.phylogenetics._trees import check_same_taxa
 from bayeskit.models.phylogenetics._variable_sites import check_variable_sites
-from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate, TopologyDistribution
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -706,7 +706,7 @@ class TopologyComparison:
 
         Examples
         --------
-        >>> from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
+        >>> from bayeskit.models.phylogenetics._distributions._topology_distribution import Estimate
         >>> texts = ["((A,B),C,D);", "((A,C),B,D);"]
         >>> alignment = Alignment.from_sequences({"A": "AACCA", "B": "AACCA", "C": "AGCTA", "D": "AGCTA"})
         >>> result = compare_topologies(alignment, [Tree.from_newick(text) for text in texts], num_draws=2000)

@@ -23,7 +23,7 @@ from bayeskit.extend import (
     write_csv,
 )
 from bayeskit.models.phylogenetics import SampleFrequencies, SubsplitBayesianNetwork, Topologies, TreeSample
-from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
+from bayeskit.models.phylogenetics._distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics.workflows._topology_comparison import (
     TopologyComparison,
     compare_topologies,

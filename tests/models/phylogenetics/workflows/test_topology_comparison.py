@@ -41,8 +41,8 @@ from bayeskit.models.phylogenetics import (
     all_topologies,
     primates,
 )
+from bayeskit.models.phylogenetics._distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics._parameters import FreeParameters
-from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics.workflows import _topology_comparison as defence
 from bayeskit.models.phylogenetics.workflows import _topology_comparison as topology_comparison
 from bayeskit.models.phylogenetics.workflows import compare_topologies

@@ -35,7 +35,7 @@ from bayeskit.extend import (
     without_nan,
 )
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies, TreeSample
-from bayeskit.models.phylogenetics.distributions._topology_distribution import Estimate
+from bayeskit.models.phylogenetics._distributions._topology_distribution import Estimate
 from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
 from bayeskit.models.phylogenetics.workflows._variational._posterior_file import (
     PosteriorContents,

@@ -23,10 +23,10 @@ from bayeskit.models.phylogenetics import (
     Partition,
     SubsplitBayesianNetwork,
 )
+from bayeskit.models.phylogenetics._distributions._graphs import SubsplitGraph
 from bayeskit.models.phylogenetics._model_names import SUBSTITUTION_MODELS
 from bayeskit.models.phylogenetics._partitions import forest_likelihood
 from bayeskit.models.phylogenetics._substitution import Parameterized
-from bayeskit.models.phylogenetics.distributions._graphs import SubsplitGraph
 from bayeskit.models.phylogenetics.workflows._variational._family import TreeFamily
 from bayeskit.models.phylogenetics.workflows._variational._length_families import FlowLengths, LogNormalLengths
 from bayeskit.models.phylogenetics.workflows._variational._target import TreeTarget

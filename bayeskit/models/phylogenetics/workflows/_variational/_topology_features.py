@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit.errors import TreeError
 from bayeskit.models.phylogenetics import SubsplitBayesianNetwork, Topologies
-from bayeskit.models.phylogenetics.distributions._graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
+from bayeskit.models.phylogenetics._distributions._graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
 
 #: Size of the cache in bytes.
 _MEMORY = 2**26

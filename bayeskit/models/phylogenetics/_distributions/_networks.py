@@ -15,10 +15,8 @@ from torch.distributions import constraints
 from bayeskit.errors import AccuracyWarning, SettingsError, ShapeError
 from bayeskit.extend import new_generator, warn_user
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._topologies import Topologies
-from bayeskit.models.phylogenetics._trees import Tree
-from bayeskit.models.phylogenetics.distributions import _graphs as graph_passes
-from bayeskit.models.phylogenetics.distributions._graphs import (
+from bayeskit.models.phylogenetics._distributions import _graphs as graph_passes
+from bayeskit.models.phylogenetics._distributions._graphs import (
     Choices,
     Floats,
     Numbers,
@@ -32,7 +30,7 @@ from bayeskit.models.phylogenetics.distributions._graphs import (
     hanging_sets,
     one_root,
 )
-from bayeskit.models.phylogenetics.distributions._topology_distribution import (
+from bayeskit.models.phylogenetics._distributions._topology_distribution import (
     Estimate,
     SplitProbabilities,
     TopologyDistribution,
@@ -41,6 +39,8 @@ from bayeskit.models.phylogenetics.distributions._topology_distribution import (
     most_probable_splits,
     weighted_topologies,
 )
+from bayeskit.models.phylogenetics._topologies import Topologies
+from bayeskit.models.phylogenetics._trees import Tree
 
 # Maximum likelihood and penalised likelihood for the option probabilities of a graph.
 
@@ -395,7 +395,7 @@ class ConditionalCladeDistribution(GraphDistribution):
     Examples
     --------
     >>> from bayeskit.models.phylogenetics._topologies import all_topologies
-    >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
+    >>> from bayeskit.models.phylogenetics._distributions import SampleFrequencies
     >>> trees = all_topologies("ABCDE")
     >>> sample = SampleFrequencies.from_topologies(trees[[0, 0, 0, 7]])
     >>> clades = ConditionalCladeDistribution.fit(sample)
@@ -485,7 +485,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
     Examples
     --------
     >>> from bayeskit.models.phylogenetics._topologies import all_topologies
-    >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
+    >>> from bayeskit.models.phylogenetics._distributions import SampleFrequencies
     >>> trees = all_topologies("ABCD")
     >>> network = SubsplitBayesianNetwork.fit(SampleFrequencies.from_topologies(trees[[0, 0, 0, 1]]))
     >>> [round(p, 3) for p in network.log_prob(trees).exp().tolist()]

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics import _clades as clades
-from bayeskit.models.phylogenetics._topologies import Topologies
-from bayeskit.models.phylogenetics._trees import Tree
-from bayeskit.models.phylogenetics.distributions._graphs import Floats, Numbers, RowNumbers, add_up
-from bayeskit.models.phylogenetics.distributions._topology_distribution import (
+from bayeskit.models.phylogenetics._distributions._graphs import Floats, Numbers, RowNumbers, add_up
+from bayeskit.models.phylogenetics._distributions._topology_distribution import (
     Estimate,
     SplitProbabilities,
     TopologyDistribution,
@@ -25,6 +23,8 @@ from bayeskit.models.phylogenetics.distributions._topology_distribution import (
     most_probable_splits,
     weighted_topologies,
 )
+from bayeskit.models.phylogenetics._topologies import Topologies
+from bayeskit.models.phylogenetics._trees import Tree
 
 # Sample frequencies as a distribution.
 
@@ -194,7 +194,7 @@ class Smoothed(TopologyDistribution):
 
     Examples
     --------
-    >>> from bayeskit.models.phylogenetics.distributions import SampleFrequencies
+    >>> from bayeskit.models.phylogenetics._distributions import SampleFrequencies
     >>> from bayeskit.models.phylogenetics._topologies import all_topologies
     >>> topologies = all_topologies("ABCD")
     >>> Smoothed(SampleFrequencies.from_topologies(topologies[:2]), epsilon=0.3).log_prob(topologies).exp()

@@ -18,9 +18,9 @@ from torch.distributions import constraints
 from bayeskit.errors import AccuracyWarning, CheckpointError, SettingsError, ShapeError, TreeError
 from bayeskit.extend import Schema, loaded_tensors, new_generator, save_tensors, warn_user
 from bayeskit.models.phylogenetics import _clades as clades
+from bayeskit.models.phylogenetics._distributions._graphs import Floats, add_up
 from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies, canonical_children
 from bayeskit.models.phylogenetics._trees import Tree
-from bayeskit.models.phylogenetics.distributions._graphs import Floats, add_up
 
 if TYPE_CHECKING:
     import pandas as pd
