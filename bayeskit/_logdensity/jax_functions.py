@@ -57,10 +57,13 @@ class JaxFunction:
     ----------
     function : callable
         From arrays to a nest of arrays.
+    is_rare : bool, default False
+        True if it runs a few times only, so that it is compiled without optimisation, which takes longer than the runs.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], is_rare: bool = False) -> None:
         self.function = function
+        self._options = {"xla_backend_optimization_level": 0} if is_rare else None
         self._compiled: Any = None
 
     def __call__(self, *rows: Tensor) -> Any:
@@ -68,7 +71,7 @@ class JaxFunction:
         import jax
 
         if self._compiled is None:
-            self._compiled = jax.jit(jax.vmap(self.function))
+            self._compiled = jax.jit(jax.vmap(self.function), compiler_options=self._options)
         count = len(rows[0])
         # By the count alone: a row's last digits depend on the size.
         size = next((size for size in _SIZES if count <= _CALLS * size), _SIZES[-1])

@@ -229,7 +229,7 @@ class NumPyroDensity(ForeignDensity):
             parts = (biject_to(trace[s.name]["fn"].support).inv(trace[s.name]["value"]) for s in self.sites)
             return jnp.concatenate([part.reshape(-1) for part in parts])
 
-        return JaxFunction(of_one)
+        return JaxFunction(of_one, is_rare=True)
 
     def prior_draws(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Return vectors drawn from the prior, ``(num_draws, d)``."""
@@ -283,7 +283,7 @@ class NumPyroDensity(ForeignDensity):
                         f"with these arguments site {site.name!r} has shape {tuple(shape)}, and its draws have "
                         f"{tuple(site.shape)}; pass redraw=[{site.name!r}] to draw it anew"
                     )
-            return JaxFunction(of_rows)(seeds(len(u), generator), *given.values())
+            return JaxFunction(of_rows, is_rare=True)(seeds(len(u), generator), *given.values())
         except BayeskitError:
             raise
         except Exception as error:
