@@ -24,7 +24,8 @@ from torch import Tensor, nn
 import bayeskit as bk
 from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SamplingWarning
-from bayeskit.models.wide_networks import Elementwise, infinite_width, nngp_posterior
+from bayeskit.models.wide_networks import Elementwise, infinite_width
+from bayeskit.models.wide_networks.gaussian_processes import nngp_posterior
 
 WEIGHT, BIAS, NOISE = 2.0, 0.5, 0.05
 DOUBLE = torch.float64

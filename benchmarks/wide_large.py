@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from bayeskit._core.randomness import new_generator
-from bayeskit.models.wide_networks import infinite_width, nngp_posterior
+from bayeskit.models.wide_networks import infinite_width
 from bayeskit.models.wide_networks.gaussian_processes import (
     ConjugateGradients,
     InducingPoints,
     large_regression,
+    nngp_posterior,
 )
 from bayeskit.models.wide_networks.gaussian_processes._large_data import Marginals
 

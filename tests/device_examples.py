@@ -234,9 +234,9 @@ ELSEWHERE = {
         models.latent_gaussian._models: DiseaseMap
     """,
     "names, texts and pages": """
-        gallery._registry: Entry entries get_model listed names
-        gallery._scripts: Page data_file is_page is_small page pages run_page
-        gallery._trees: check_substitution mrbayes_block tree_target
+        gallery._registry: Entry entries listed names
+        gallery._scripts: Page data_file is_small page pages
+        gallery._trees: tree_target
     """,
     "from alignments, files and models to tables and reports; they call what is rehearsed": """
         workflows._bayes_factors: ModelComparison compare_models

@@ -14,6 +14,7 @@ from bayeskit import __version__, cli, exact, gallery
 from bayeskit.cli._evidence import _problem
 from bayeskit.cli._names import evidence_methods
 from bayeskit.errors import OutputError
+from bayeskit.gallery._registry import EXACT_CASES
 from bayeskit.inference.evidence import METHODS, Budget, Evidence
 from bayeskit.inference.evidence._budget import LEAST
 from bayeskit.workflows._exam import Exam, ExamRow
@@ -256,7 +257,7 @@ def test_what_is_known_without_torch_is_what_there_is():
     assert evidence_methods() == set(METHODS)
     built = {name: build() for name, build in exact.CASES.items()}
     known = {name: (case.description, round(case.log_evidence, 4)) for name, case in built.items()}
-    assert known == gallery.EXACT_CASES and list(known) == list(gallery.EXACT_CASES)
+    assert known == EXACT_CASES and list(known) == list(EXACT_CASES)
 
 
 def test_exam_fails_on_false_comfort(monkeypatch):
@@ -386,7 +387,7 @@ def test_usage_errors_end_with_the_page_that_explains_them(arguments):
 def test_the_error_of_a_reference_is_said(monkeypatch):
     from bayeskit.gallery import _registry as registry
 
-    build = gallery.get_model("beta_binomial").build
+    build = registry.get_model("beta_binomial").build
     entry = gallery.Entry("coin", "a coin", build, -2.3979, reference_error=0.004)
     monkeypatch.setitem(registry._ENTRIES, "coin", entry)
     result = call("evidence", "coin", "--methods", "laplace_importance_sampling", "--quiet", "--replicates", 2)
@@ -394,7 +395,7 @@ def test_the_error_of_a_reference_is_said(monkeypatch):
     assert _problem(entry, None, None, "JC69").standard_error == 0.004
     shown = call("evidence", "coin", "--methods", "laplace_importance_sampling")
     assert "reference -2.3979 +- 0.0040" in shown.stdout
-    assert gallery.get_model("primates").reference_error == 0.004
+    assert registry.get_model("primates").reference_error == 0.004
 
 
 @pytest.mark.calibration

@@ -125,7 +125,8 @@ def evidence(
     )
     if folder is None:
         return
-    from bayeskit.gallery import get_model, mrbayes_block, tree_target
+    from bayeskit.gallery._registry import get_model
+    from bayeskit.gallery._trees import mrbayes_block, tree_target
     from bayeskit.inference.evidence import Budget
     from bayeskit.inference.evidence._tables import by_reason
     from bayeskit.workflows import evidence_in_folder
@@ -231,9 +232,9 @@ def _check_choice(name: str | None, alignment: Path | None, tree: Path | None) -
 
 def _checked_model(name: str) -> str:
     """Return the name of a model; a page is refused."""
-    from bayeskit import gallery
+    from bayeskit.gallery._scripts import is_page
 
-    if gallery.is_page(name):
+    if is_page(name):
         raise SettingsError(f"{name!r} is a page of the gallery, not a model; use 'bayeskit run {name}'")
     return name
 

@@ -50,7 +50,7 @@ def file_digest(path: Path) -> str:
 
 def checked_files(alignment: Path | None, tree: Path | None, substitution: str | None) -> str:
     """Return the title of the run of an alignment on a tree."""
-    from bayeskit.gallery import check_substitution
+    from bayeskit.gallery._trees import check_substitution
 
     if substitution is not None:
         check_substitution(substitution)

@@ -32,7 +32,9 @@ def run_model_or_page(
     Models write summary.csv, posterior.nc and report.html; pages write their printed output and their figures. A killed
     run of a model resumes with the same command, and a finished one is not repeated.
     """
-    from bayeskit import gallery
+    from bayeskit.gallery import page as named_page
+    from bayeskit.gallery._registry import get_model
+    from bayeskit.gallery._scripts import is_page, run_page
 
     given = {
         "seed": seed,
@@ -42,17 +44,17 @@ def run_model_or_page(
         "target_acceptance": target_acceptance,
     }
     settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if gallery.is_page(name):
+    if is_page(name):
         if settings:
             options = ", ".join(f"--{key.removeprefix('num_').replace('_', '-')}" for key in settings)
             raise SettingsError(f"{name!r} is a page with its own settings; it accepts --small, not {options}")
-        page = gallery.page(name)
+        page = named_page(name)
         page.require()
         script = {"page": name, "script": file_digest(page.path), "small": small}
         folder = opened("run", name, out, force, quiet, script)
         if folder is not None:
             say_where(folder, out, quiet)
-            files = gallery.run_page(name, folder.path, small=small, quiet=quiet)
+            files = run_page(name, folder.path, small=small, quiet=quiet)
             folder.finish(page.title)
             print_files(folder.path, [file.name for file in files])
         return
@@ -65,7 +67,7 @@ def run_model_or_page(
     from bayeskit.report import posterior_summary
     from bayeskit.workflows import posterior_in_folder
 
-    entry = gallery.get_model(name)
+    entry = get_model(name)
 
     give_back()
     target = entry.build()

@@ -33,10 +33,10 @@ def checked_methods(text: str) -> str | list[str]:
 
 
 def checked_cases(text: str) -> str | list[str]:
-    from bayeskit import gallery
+    from bayeskit.gallery._registry import EXACT_CASES
 
     loaded = sys.modules.get("bayeskit.exact")
-    return _all_known("exact case", _names(text), gallery.EXACT_CASES if loaded is None else loaded.CASES)
+    return _all_known("exact case", _names(text), EXACT_CASES if loaded is None else loaded.CASES)
 
 
 def _all_known(what: str, chosen: str | list[str], known: Collection[str]) -> str | list[str]:

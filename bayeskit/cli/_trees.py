@@ -71,7 +71,7 @@ def sample_trees(
 
 def _checked_alignment(alignment: Path, substitution: str | None) -> str:
     """Return the title of the run of an alignment with a model, or with models by type of data."""
-    from bayeskit.gallery import check_substitution
+    from bayeskit.gallery._trees import check_substitution
 
     for piece in [] if substitution is None else substitution.split(","):
         name = piece.rpartition("=")[2].strip()
@@ -135,7 +135,7 @@ def _begun(
     alignment: Path, substitution: str | None, folder: RunFolder, out: Path | None, quiet: bool
 ) -> dict[str, str]:
     """Say what a MrBayes block asks for, or which types of data there are, and where results go; return it by name."""
-    from bayeskit.gallery import mrbayes_block
+    from bayeskit.gallery._trees import mrbayes_block
     from bayeskit.models.phylogenetics._data_files import file_in_words
 
     give_back()

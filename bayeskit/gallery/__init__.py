@@ -5,26 +5,20 @@ package. The pages of the gallery are scripts, each about one idea. Heavy packag
 requested.
 """
 
-from bayeskit.gallery._registry import EXACT_CASES, Entry, entries, get_model, listed, names
-from bayeskit.gallery._scripts import GROUPS, Page, data_file, is_page, is_small, page, pages, run_page
-from bayeskit.gallery._trees import check_substitution, mrbayes_block, tree_target
+from bayeskit.gallery._registry import Entry, entries, listed, names
+from bayeskit.gallery._scripts import GROUPS, Page, data_file, is_small, page, pages
+from bayeskit.gallery._trees import tree_target
 
 __all__ = [
-    "EXACT_CASES",
     "Entry",
     "GROUPS",
     "Page",
-    "check_substitution",
     "data_file",
     "entries",
-    "get_model",
-    "is_page",
     "is_small",
     "listed",
-    "mrbayes_block",
     "names",
     "page",
     "pages",
-    "run_page",
     "tree_target",
 ]

@@ -125,31 +125,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def get_model(name: str) -> Entry:
-    """Return the model of that name.
-
-    Parameters
-    ----------
-    name : str
-
-    Returns
-    -------
-    Entry
-
-    Raises
-    ------
-    UnknownNameError
-        If no model has that name; the message suggests the nearest name.
-
-    Examples
-    --------
-    >>> from bayeskit import gallery
-    >>> gallery.get_model("linreg10").build().dim
-    10
-    >>> gallery.get_model("primate")
-    Traceback (most recent call last):
-    ...
-    bayeskit.errors.UnknownNameError: no model is called 'primate'; did you mean 'primates'?...
-    """
+    """Return the model of that name; UnknownNameError, with the nearest names, if there is none."""
     if name in _ENTRIES:
         return _ENTRIES[name]
     from bayeskit.exact import CASES

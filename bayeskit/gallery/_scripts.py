@@ -178,19 +178,7 @@ def page(name: str) -> Page:
 
 
 def is_page(name: str) -> bool:
-    """Tell whether a name is the name of a page, and not of a model.
-
-    Raises
-    ------
-    UnknownNameError
-        If the name is neither; the message suggests the nearest name.
-
-    Examples
-    --------
-    >>> from bayeskit import gallery
-    >>> gallery.is_page("karate_club"), gallery.is_page("linreg10")
-    (True, False)
-    """
+    """Tell whether a name is that of a page, and not of a model; UnknownNameError if it is neither."""
     known = {path.stem for group in GROUPS for path in (_folder() / group).glob("*.py")}
     if name not in known and name not in names():
         raise unknown_name("model or page", name, (*names(), *sorted(known)))
@@ -198,37 +186,9 @@ def is_page(name: str) -> bool:
 
 
 def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = False) -> tuple[Path, ...]:
-    """Run a page in a separate process, and save its printed output and figures.
+    """Run a page in a process of its own, in seconds if ``small``; return the files of its printed output and figures.
 
-    Parameters
-    ----------
-    name : str
-        A page's name.
-    out : path
-        Folder for the printed output, ``NAME.txt``, and the figures, ``NAME_1.png`` and so on.
-    small : bool, default False
-        Run in seconds, with larger errors.
-    quiet : bool, default False
-        Do not show the printed output.
-
-    Returns
-    -------
-    tuple of Path
-        The files.
-
-    Raises
-    ------
-    UnknownNameError, MissingPackageError
-    OutputError
-        If the folder cannot be written, or the page fails; the message has its last lines.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from bayeskit import gallery
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [file.name for file in gallery.run_page("nile_change_point", folder, small=True, quiet=True)]
-    ['nile_change_point.txt', 'nile_change_point_1.png', 'nile_change_point_2.png']
+    OutputError if the folder cannot be written, or if the page fails; the message has its last lines.
     """
     from bayeskit._core.folders import as_output_folder, write_atomically
 

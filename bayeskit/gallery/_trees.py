@@ -15,17 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_substitution(text: str) -> None:
-    """Raise UnknownNameError if the model of a text such as "GTR+G4" is unknown, without an import of torch.
-
-    Examples
-    --------
-    >>> from bayeskit.gallery import check_substitution
-    >>> check_substitution("HKY85+G4")
-    >>> check_substitution("HKY58")
-    Traceback (most recent call last):
-    ...
-    bayeskit.errors.UnknownNameError: no substitution model is called 'HKY58'; did you mean 'HKY85' or 'HKY'?...
-    """
+    """Raise UnknownNameError if the model of a text such as "GTR+G4" is unknown, without an import of torch."""
     name = text.partition("+")[0].strip()
     known = {spelling.lower() for spelling in KNOWN_NAMES}
     if name.lower() not in known | {"mkv"} and not re.fullmatch("[0-9]{6}", name):
@@ -111,17 +101,7 @@ def tree_target(
 
 
 def mrbayes_block(alignment: str | Path) -> MrBayesBlock | None:
-    """Return what the MrBayes blocks of an alignment's file ask for, or None if there are none.
-
-    Parameters
-    ----------
-    alignment : path
-
-    Raises
-    ------
-    AlignmentError
-        If the file is missing or malformed, or there is no model for what a block asks.
-    """
+    """Return what the MrBayes blocks of an alignment's file ask for, or None if there are none."""
     from bayeskit.models.phylogenetics._mrbayes import MrBayesBlock, has_mrbayes_block
 
     return MrBayesBlock.from_file(alignment) if has_mrbayes_block(alignment) else None

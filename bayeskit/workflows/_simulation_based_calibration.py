@@ -251,7 +251,7 @@ def sbc(
     Parameters
     ----------
     model : callable or Target
-        A Pyro model, or a target made from one, such as ``gallery.get_model("eight_schools").build()``.
+        A Pyro model, or a target made from one, such as ``bk.exact.get("eight_schools").target()``.
     sampler : callable, optional
         ``(target, seed) -> Draws``; by default :func:`bayeskit.sample` with four chains, run longer if draws are
         correlated.

@@ -21,7 +21,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from bayeskit.gallery import is_small
-from bayeskit.models.wide_networks import InfiniteWidth, infinite_width, last_layer_ensemble, nngp_posterior
+from bayeskit.models.wide_networks import InfiniteWidth, infinite_width
+from bayeskit.models.wide_networks.gaussian_processes import last_layer_ensemble, nngp_posterior
 
 NOISE = 0.5
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from bayeskit.gallery import is_small
-from bayeskit.models.wide_networks import compare_gaussian_processes, infinite_width, ntk_ensemble
+from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks.gaussian_processes import compare_gaussian_processes, ntk_ensemble
 
 NOISE = 0.05
 

@@ -23,12 +23,13 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from bayeskit.gallery import is_small
-from bayeskit.models.wide_networks import infinite_width, nngp_posterior
+from bayeskit.models.wide_networks import infinite_width
 from bayeskit.models.wide_networks.gaussian_processes import (
     ConjugateGradients,
     InducingPoints,
     fit_depths,
     large_regression,
+    nngp_posterior,
 )
 
 # %%

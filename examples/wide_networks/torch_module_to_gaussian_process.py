@@ -19,8 +19,8 @@ from torch import nn
 
 from bayeskit.errors import ModelError
 from bayeskit.gallery import is_small
-from bayeskit.models.wide_networks import infinite_width, nngp_posterior
-from bayeskit.models.wide_networks.gaussian_processes import fit_depths
+from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks.gaussian_processes import fit_depths, nngp_posterior
 
 # %%
 # The model

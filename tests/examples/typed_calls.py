@@ -18,6 +18,7 @@ from bayeskit.inference.generalized import GibbsPosterior
 from bayeskit.inference.held_out import Information
 from bayeskit.models import phylogenetics, wide_networks
 from bayeskit.models.phylogenetics import workflows as tree_workflows
+from bayeskit.models.wide_networks import gaussian_processes
 from bayeskit.workflows import ModelComparison, invariant_subsets, learn_likelihood
 
 Model = Callable[[Tensor, float], None]
@@ -320,8 +321,8 @@ def networks(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Limits of a wide network."""
     kernel = wide_networks.infinite_width(module, weight_variance=2.0, bias_variance=0.1)
     nngp, ntk = kernel.both(x)
-    posterior = wide_networks.nngp_posterior(kernel, x, y, 0.1)
-    ensemble = wide_networks.ntk_ensemble(kernel, x, y, learning_rate=0.5)
+    posterior = gaussian_processes.nngp_posterior(kernel, x, y, 0.1)
+    ensemble = gaussian_processes.ntk_ensemble(kernel, x, y, learning_rate=0.5)
     mean: Tensor = posterior.mean(x) + ensemble.after(100).mean(x)
     drawn: Tensor = posterior.sample(x, 10, seed=1)
     finite: Tensor = wide_networks.empirical_ntk(module, x, outputs="trace")

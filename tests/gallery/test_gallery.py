@@ -5,6 +5,8 @@ import torch
 
 from bayeskit import exact, gallery
 from bayeskit.errors import AlignmentError, ConversionWarning, TreeError, UnknownNameError
+from bayeskit.gallery._registry import get_model
+from bayeskit.gallery._trees import mrbayes_block
 
 
 def test_every_exact_case_and_the_primates_are_in_the_gallery():
@@ -13,7 +15,7 @@ def test_every_exact_case_and_the_primates_are_in_the_gallery():
 
 @pytest.mark.parametrize("name", gallery.names())
 def test_every_entry_builds_a_target_with_a_finite_density(name):
-    entry = gallery.get_model(name)
+    entry = get_model(name)
     assert entry.name == name and entry.description and "\n" not in entry.description
     target = entry.build()
     assert math.isfinite(float(target.log_density(torch.zeros(target.dim, dtype=target.dtype))))
@@ -22,7 +24,7 @@ def test_every_entry_builds_a_target_with_a_finite_density(name):
 
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'eight_schools'"):
-        gallery.get_model("Eight-Schools")
+        get_model("Eight-Schools")
 
 
 @pytest.fixture
@@ -45,9 +47,9 @@ def test_tree_target_reads_a_mrbayes_block(files):
     assert {site.name for site in target.sites} == {"branch_lengths", "kappa", "base_frequencies", "shape"}
     with pytest.warns(ConversionWarning, match="the MrBayes block is not used"):
         assert gallery.tree_target(alignment, tree, "JC69").dim == 3
-    assert gallery.mrbayes_block(alignment).alignment.taxa == ("A", "B", "C")
+    assert mrbayes_block(alignment).alignment.taxa == ("A", "B", "C")
     alignment.write_text(matrix)
-    assert gallery.mrbayes_block(alignment) is None
+    assert mrbayes_block(alignment) is None
 
 
 def test_tree_target_names_what_is_wrong(files, tmp_path):

@@ -106,7 +106,7 @@ def test_data_that_are_read_from_a_package_count_as_needed(new_page):
 def test_a_page_that_needs_what_is_missing_does_not_run(new_page, tmp_path):
     new_page(imports="import no_such_package")
     with pytest.raises(MissingPackageError, match="'a_page' needs no_such_package"):
-        gallery.run_page("a_page", tmp_path / "out")
+        module.run_page("a_page", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -114,11 +114,11 @@ def test_a_page_that_needs_what_is_missing_does_not_run(new_page, tmp_path):
 def test_output_and_figures_are_kept(new_page, tmp_path, capfd):
     code = "from matplotlib.figure import Figure\nfigures = Figure(), Figure()\nfirst, second = figures\nprint('é')"
     new_page(code)
-    files = gallery.run_page("a_page", tmp_path / "out")
+    files = module.run_page("a_page", tmp_path / "out")
     assert [file.name for file in files] == ["a_page.txt", "a_page_1.png", "a_page_2.png"]
     assert files[0].read_text(encoding="utf-8") == "é\n" == capfd.readouterr().out
     new_page()  # now without figures: those of the earlier run would lie
-    assert gallery.run_page("a_page", tmp_path / "out", quiet=True) == files[:1]
+    assert module.run_page("a_page", tmp_path / "out", quiet=True) == files[:1]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_page.txt"]
     assert capfd.readouterr().out == ""
 
@@ -126,7 +126,7 @@ def test_output_and_figures_are_kept(new_page, tmp_path, capfd):
 def test_small_is_what_a_page_asks_for(new_page, tmp_path, monkeypatch):
     monkeypatch.delenv("BAYESKIT_SMALL_EXAMPLES", raising=False)
     new_page("print(is_small())", "from bayeskit.gallery import is_small")
-    said = [gallery.run_page("a_page", tmp_path, small=s, quiet=True)[0].read_text() for s in (False, True)]
+    said = [module.run_page("a_page", tmp_path, small=s, quiet=True)[0].read_text() for s in (False, True)]
     assert said == ["False\n", "True\n"] and "BAYESKIT_SMALL_EXAMPLES" not in os.environ
 
 
@@ -134,21 +134,21 @@ def test_a_page_that_fails_says_how(new_page, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     new_page("print('before')\nassert 1 == 2, 'no twin'")
     with pytest.raises(OutputError, match="'a_page' failed; its last line: AssertionError: no twin"):
-        gallery.run_page("a_page", tmp_path, quiet=True)
+        module.run_page("a_page", tmp_path, quiet=True)
     assert "before" in (tmp_path / "a_page.txt").read_text()
 
 
 def test_a_page_that_fails_with_an_error_of_ours_says_more_than_where_it_is_explained(new_page, tmp_path):
     new_page("from bayeskit.errors import TreeError\nraise TreeError('a bracket is missing')")
     with pytest.raises(OutputError, match=r"its last line: bayeskit\.errors\.TreeError: a bracket is missing\n"):
-        gallery.run_page("a_page", tmp_path, quiet=True)
+        module.run_page("a_page", tmp_path, quiet=True)
 
 
 def test_unknown_pages_suggest_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'karate_club'"):
         gallery.page("karate-club")
     with pytest.raises(UnknownNameError, match="no model or page is called 'karate'"):
-        gallery.is_page("karate")
+        module.is_page("karate")
 
 
 def test_figures_are_found_once_each():

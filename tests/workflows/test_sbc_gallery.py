@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit import gallery
 from bayeskit._core.randomness import new_generator
 from bayeskit.errors import SamplingWarning, SettingsError, UnsupportedSiteError
+from bayeskit.gallery._registry import get_model
 from bayeskit.workflows import _simulation_based_calibration as simulation_based_calibration
 
 FAILURE_RATE = 1e-5
@@ -34,7 +34,7 @@ def narrowed(draws, target):
 
 @pytest.fixture(scope="module")
 def eight_schools():
-    return gallery.get_model("eight_schools").build()
+    return get_model("eight_schools").build()
 
 
 @pytest.mark.long
@@ -58,7 +58,7 @@ def test_hamiltonian_monte_carlo_on_eight_schools_and_draws_that_are_too_narrow(
 def test_the_default_sampler_gives_the_same_ranks_in_one_process_and_in_two(monkeypatch):
     # Too few to judge uniformity by, which is not the question here.
     monkeypatch.setattr(simulation_based_calibration, "MIN_REPLICATES", 2)
-    target = gallery.get_model("beta_binomial").build()
+    target = get_model("beta_binomial").build()
     first, second = (study(target, None, num_replicates=2, num_jobs=jobs) for jobs in (1, 2))
     assert list(first.ranks) == list(second.ranks) == ["p", "log_likelihood"]
     for name, ranks in first.ranks.items():
@@ -86,4 +86,4 @@ def test_a_target_is_its_model_with_its_arguments(eight_schools):
 
 def test_a_likelihood_without_a_simulator_is_named():
     with pytest.raises(UnsupportedSiteError, match=r"factor 'alignment'.*simulate="):
-        study(gallery.get_model("primates").build(), short)
+        study(get_model("primates").build(), short)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.extend import global_stream, new_generator, real_number, whole_number
+from bayeskit.models.vae._distributions import independent
 from bayeskit.models.vae._generative_model import Autoencoder, GenerativeModel, check_last_dim
 from bayeskit.models.vae._networks import (
     Activation,
@@ -26,7 +27,7 @@ from bayeskit.models.vae._networks import (
     check_sizes,
     mlp,
 )
-from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
+from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood
 
 # Variational autoencoders, and constructors for vectors and images.
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.extend import as_numbers, checked_gradient, whole_number
 from bayeskit.models.vae._autoencoders import features
+from bayeskit.models.vae._distributions import independent
 from bayeskit.models.vae._generative_model import GenerativeModel
 from bayeskit.models.vae._networks import Activation, check_hidden, check_sizes, mlp
-from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
+from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood
 
 #: Maximum number of enumerated codes.
 _MAX_CODES = 1 << 16

@@ -1,12 +1,17 @@
-"""Distributions missing from torch and Pyro."""
+"""Distributions missing from torch and Pyro, and checks of their values."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
+
+from bayeskit.errors import DataError
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 
@@ -75,3 +80,27 @@ class DiscretizedLogisticMixture(TorchDistribution):  # type: ignore[misc]
         gaps = (torch.arange(top, dtype=self.loc.dtype, device=self.loc.device) + 0.5) / top
         above = ((self.loc.unsqueeze(-1) - gaps) * (-self.log_scale).exp().unsqueeze(-1)).sigmoid().mean(-1)
         return above if self.logits is None else (self.logits.softmax(-1) * above).sum(-1)
+
+
+def independent(base: Any, event_dim: int) -> Any:
+    """Make the last ``event_dim`` dimensions event dimensions, without value checks (the models check their data)."""
+    return dist.Independent(base, event_dim, validate_args=False)
+
+
+def check_unit_interval(x: Tensor, where: str) -> None:
+    """Raise a ``DataError`` unless all values lie in ``[0, 1]``."""
+    if not bool(((x >= 0) & (x <= 1)).all()):
+        check_finite_values(x)
+        raise DataError(
+            f"values of x range from {float(x.min()):.4g} to {float(x.max()):.4g}, but {where} needs values in [0, 1]; "
+            "divide by the largest possible intensity, or use a Gaussian likelihood"
+        )
+
+
+def check_finite_values(x: Tensor) -> None:
+    """Raise a ``DataError`` unless all values are finite."""
+    if not bool(x.isfinite().all()):
+        count = int((~x.isfinite()).sum())
+        raise DataError(
+            f"x has {count} values that are not finite; remove their rows, or use MissingDataVAE with a mask"
+        )

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bayeskit.errors import MissingPackageError, SettingsError, ShapeError
 from bayeskit.extend import as_numbers, new_generator
+from bayeskit.models.vae._distributions import check_unit_interval
 from bayeskit.models.vae._generative_model import Autoencoder
-from bayeskit.models.vae.likelihoods import check_unit_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,10 @@ from pyro.nn import pyro_method
 from torch import Tensor, nn
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.vae._distributions import independent
 from bayeskit.models.vae._generative_model import Autoencoder
 from bayeskit.models.vae._networks import check_sizes
-from bayeskit.models.vae.likelihoods import Gaussian, independent
+from bayeskit.models.vae.likelihoods import Gaussian
 
 
 class LinearPosterior(nn.Module):

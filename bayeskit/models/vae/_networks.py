@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayeskit.errors import SettingsError
 from bayeskit.extend import whole_number
-from bayeskit.models.vae.likelihoods import independent
+from bayeskit.models.vae._distributions import independent
 
 Activation = Callable[[], nn.Module]
 

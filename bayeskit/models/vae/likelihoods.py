@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayeskit.errors import DataError
 from bayeskit.extend import real_number, whole_number
 from bayeskit.models.vae._distributions import DiscretizedLogisticMixture as _DiscretizedLogistic
+from bayeskit.models.vae._distributions import check_finite_values, check_unit_interval, independent
 
 __all__ = [
     "Bernoulli",
@@ -19,14 +20,7 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
-    "check_unit_interval",
-    "independent",
 ]
-
-
-def independent(base: Any, event_dim: int) -> Any:
-    """Make the last ``event_dim`` dimensions event dimensions, without value checks (the models check their data)."""
-    return dist.Independent(base, event_dim, validate_args=False)
 
 
 class Likelihood(nn.Module):
@@ -48,7 +42,7 @@ class Likelihood(nn.Module):
 
     def check(self, x: Tensor) -> None:
         """Raise a ``DataError`` if a value of ``x`` is outside the support, by default the real numbers."""
-        _check_finite(x)
+        check_finite_values(x)
 
     def forward(self, outputs: Tensor, event_dim: int) -> Any:
         """Return the distribution of data with ``event_dim`` dimensions given the decoder's outputs."""
@@ -191,22 +185,3 @@ class DiscretizedLogistic(Likelihood):
                 f"x has values between the {self.num_levels} levels 0, 1/{self.num_levels - 1}, ..., 1; round them, "
                 "or set num_levels to the number of levels of the data"
             )
-
-
-def check_unit_interval(x: Tensor, where: str) -> None:
-    """Raise a ``DataError`` unless all values lie in ``[0, 1]``."""
-    if not bool(((x >= 0) & (x <= 1)).all()):
-        _check_finite(x)
-        raise DataError(
-            f"values of x range from {float(x.min()):.4g} to {float(x.max()):.4g}, but {where} needs values in [0, 1]; "
-            "divide by the largest possible intensity, or use a Gaussian likelihood"
-        )
-
-
-def _check_finite(x: Tensor) -> None:
-    """Raise a ``DataError`` unless all values are finite."""
-    if not bool(x.isfinite().all()):
-        count = int((~x.isfinite()).sum())
-        raise DataError(
-            f"x has {count} values that are not finite; remove their rows, or use MissingDataVAE with a mask"
-        )

@@ -10,32 +10,18 @@ from bayeskit.models.wide_networks._finite_width import (
     ntk_drift_of_snapshots,
 )
 from bayeskit.models.wide_networks._kernels import InfiniteWidth, Kernels, infinite_width
-from bayeskit.models.wide_networks.gaussian_processes import (
-    compare_gaussian_processes,
-    last_layer_ensemble,
-    nngp_posterior,
-    ntk_ensemble,
-    ntk_posterior,
-    ntk_regression,
-)
 
 __all__ = [
     "Elementwise",
     "InfiniteWidth",
     "Kernels",
-    "compare_gaussian_processes",
     "empirical_ntk",
     "finite_width_bias",
     "infinite_width",
     "kernel_regime",
-    "last_layer_ensemble",
     "linearize",
-    "nngp_posterior",
     "ntk_drift",
     "ntk_drift_against_width",
     "ntk_drift_of_snapshots",
-    "ntk_ensemble",
-    "ntk_posterior",
-    "ntk_regression",
     "ntk_vector_product",
 ]

@@ -9,21 +9,23 @@ from torch import nn
 from bayeskit._core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, KernelError, ModelError, ShapeError
 from bayeskit.models.wide_networks import (
-    compare_gaussian_processes,
     empirical_ntk,
     finite_width_bias,
     infinite_width,
     kernel_regime,
-    last_layer_ensemble,
-    nngp_posterior,
     ntk_drift,
     ntk_drift_against_width,
+)
+from bayeskit.models.wide_networks._finite_width import Interval, KernelRegime, random_networks
+from bayeskit.models.wide_networks.gaussian_processes import (
+    PrecomputedKernel,
+    compare_gaussian_processes,
+    last_layer_ensemble,
+    nngp_posterior,
     ntk_ensemble,
     ntk_posterior,
     ntk_regression,
 )
-from bayeskit.models.wide_networks._finite_width import Interval, KernelRegime, random_networks
-from bayeskit.models.wide_networks.gaussian_processes import PrecomputedKernel
 from bayeskit.models.wide_networks.gaussian_processes import _ensemble as ensembles
 from bayeskit.models.wide_networks.gaussian_processes import _posterior as posteriors
 from bayeskit.models.wide_networks.gaussian_processes._factors import needed_jitter

@@ -11,11 +11,12 @@ from torch import nn
 
 import bayeskit as bk
 from bayeskit.inference import evidence
-from bayeskit.models.wide_networks import infinite_width, nngp_posterior
+from bayeskit.models.wide_networks import infinite_width
 from bayeskit.models.wide_networks.gaussian_processes import (
     ClassificationModel,
     PyroKernel,
     RegressionModel,
+    nngp_posterior,
 )
 
 CHAINS, DRAWS = 32, 40

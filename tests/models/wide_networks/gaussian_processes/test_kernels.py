@@ -12,13 +12,15 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit.errors import DataError, MissingPackageError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import infinite_width, nngp_posterior, ntk_posterior
+from bayeskit.models.wide_networks import infinite_width
 from bayeskit.models.wide_networks.gaussian_processes import (
     ConjugateGradients,
     GPyTorchKernel,
     InducingPoints,
     PyroKernel,
     large_regression,
+    nngp_posterior,
+    ntk_posterior,
 )
 from bayeskit.models.wide_networks.gaussian_processes._large_data import Marginals
 from bayeskit.models.wide_networks.gaussian_processes._parameters import Parameters, traced_matrix

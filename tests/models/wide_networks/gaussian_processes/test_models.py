@@ -11,11 +11,12 @@ from torch import nn
 
 import bayeskit as bk
 from bayeskit.errors import DataError, DrawsError, KernelError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import infinite_width, nngp_posterior
+from bayeskit.models.wide_networks import infinite_width
 from bayeskit.models.wide_networks.gaussian_processes import (
     ClassificationModel,
     PyroKernel,
     RegressionModel,
+    nngp_posterior,
 )
 
 VARIANCES = {"kernel.weight_variance": 1.4, "kernel.bias_variance": 0.2, "noise_variance": 0.05}

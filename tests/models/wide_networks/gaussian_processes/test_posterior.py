@@ -9,7 +9,8 @@ from scipy.stats import multivariate_normal
 from torch import nn
 
 from bayeskit.errors import DataError, JitterWarning, KernelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks import infinite_width, nngp_posterior, ntk_posterior
+from bayeskit.models.wide_networks import infinite_width
+from bayeskit.models.wide_networks.gaussian_processes import nngp_posterior, ntk_posterior
 from bayeskit.models.wide_networks.gaussian_processes._factors import cholesky, spectrum
 
 NOISE = 0.05
