@@ -416,7 +416,7 @@ class CompiledChains(TreeChains):
         reference: TreeReference | None,
     ) -> Trees:
         trees = Trees(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in trees))
-        shares = torch.tensor(astuple(moves), dtype=torch.float64)
+        shares = torch.tensor(list(vars(moves).values()), dtype=torch.float64)
         state = trees._asdict()
         model = {
             name: (tensor if name == "categories" else tensor.to(torch.float64)).contiguous()
@@ -427,7 +427,7 @@ class CompiledChains(TreeChains):
         starts = [(part.data_ptr(), part.stride(0) * part.element_size()) for part in passed]
         pointer = self._as_pointer(reference)
         powers = beta.tolist()
-        counts, prior = num_moves.long().tolist(), astuple(self.prior)
+        counts, prior = num_moves.long().tolist(), vars(self.prior).values()
 
         def one(chain: int) -> None:
             *places, density, splits = (start + chain * size for start, size in starts)

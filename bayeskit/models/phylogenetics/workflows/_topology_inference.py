@@ -114,12 +114,13 @@ class SearchState(NamedTuple):
     reference: TreeReference  # of trees, at the beginning of the path; without clades, the path begins at the prior
     parameter_mean: Tensor  # of the normal distribution of the parameters there, (P,)
     parameter_root: Tensor  # Cholesky factor of its covariance, (P, P)
+    effort: Tensor  # moves of a warmer chain for each of one at the posterior; share of independent proposals, (2,)
     history: _History  # at the posterior's temperature
     warmer: _History  # at the other temperatures, in the later half of the rounds before the first fit
 
 
-#: Proposals of the parameters in each round, without and with gradient moves, and rounds between gradient moves.
-_PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _GRADIENT_ROUNDS = 3, 2, 10
+#: Proposals of the parameters in every second round, without and with gradient moves, and rounds between gradient moves.
+_PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _PARAMETER_ROUNDS, _GRADIENT_ROUNDS = 3, 2, 2, 20
 #: Moves of a chain in a round for each edge, without and with free parameters: proposals of these evaluate whole trees,
 #: so that a round of few moves would be spent on them.
 _MOVES_PER_EDGE = (0.5, 2.0)
@@ -128,6 +129,9 @@ _MOVES_PER_EDGE = (0.5, 2.0)
 _FITTED, _WARMER = (0.3, 0.55, 0.8), (0.5, 0.3, 0.1)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
 _ADAPTED, _ADAPTATIONS = 0.95, 6
+#: Rate of exchange from which warmer chains move as often as those at the posterior, and the least they move beside these:
+#: what they find arrives by exchange. Rate of acceptance from which independent proposals keep their share of moves.
+_WORTHWHILE_EXCHANGE, _LEAST_EFFORT, _WORTHWHILE_PROPOSAL = 0.4, 0.2, 0.1
 _TARGET_ACCEPTANCE = 0.25
 #: Size of the first leapfrog steps, and rate at which gradient moves shall be accepted.
 _FIRST_STEP, _GRADIENT_ACCEPTANCE = 0.3, 0.7
@@ -167,7 +171,14 @@ class TopologySearch:
         """Return the settings that have to be equal in a checkpoint and a resumed run."""
         return self.settings
 
+    @cached_property
+    def _fixed_process(self) -> Process:
+        return self._process_at(torch.empty(self.chains.num_chains, 0, dtype=torch.float64))
+
     def _process(self, position: Tensor) -> Process:
+        return self._process_at(position) if self.space.dim else self._fixed_process
+
+    def _process_at(self, position: Tensor) -> Process:
         count, like, parts = len(position), position.new_zeros(()), []
         for model, categories in self.space.parts(position):
             frequencies = model.frequencies(like)
@@ -204,6 +215,7 @@ class TopologySearch:
             TreeReference.none(self.chains.num_taxa),
             torch.zeros(dim, dtype=torch.float64),
             torch.eye(dim, dtype=torch.float64),
+            torch.tensor([1.0, self.moves.independent], dtype=torch.float64),
             self._no_history(runs),
             self._no_history(runs * (levels - 1)),
         )
@@ -251,10 +263,12 @@ class TopologySearch:
         process = self._process(position)
         drawn = self.chains.draw(state.trees, process, at.tolist(), generator, reference)
         state = state._replace(trees=drawn, position=position)
-        moves = torch.where(beta > 0, self.num_moves, 0)
-        trees = self.chains.run(state.trees, process, beta, self.moves, moves, reference)
+        warmer, independent = state.effort.tolist()
+        moves = torch.where(beta == 1, self.num_moves, math.ceil(warmer * self.num_moves))
+        kinds = replace(self.moves, independent=independent)
+        trees = self.chains.run(state.trees, process, beta, kinds, torch.where(beta > 0, moves, 0), reference)
         state = state._replace(trees=trees)
-        if self.space.dim:
+        if self.space.dim and iteration % _PARAMETER_ROUNDS == 0:
             state = self._propose(state, process, level, warming, iteration, generator)
         chain = state.replica + torch.arange(runs)[:, None] * levels
         cold = chain[:, -1]
@@ -313,8 +327,9 @@ class TopologySearch:
         if not len(state.reference.clades):
             return trees.log_likelihood
         prior = self.chains.prior.log_density(trees.lengths, self.chains.num_taxa) - self.log_topologies
-        parameters = self.space.log_prior(state.position) - self._log_parameters(state, state.position)
-        ratio = trees.log_likelihood + prior - trees.log_reference + parameters
+        ratio = trees.log_likelihood + prior - trees.log_reference
+        if self.space.dim:
+            ratio = ratio + self.space.log_prior(state.position) - self._log_parameters(state, state.position)
         return ratio.nan_to_num(-_IMPOSSIBLE).clamp(min=-_IMPOSSIBLE)
 
     def _root(self, state: SearchState) -> Tensor:
@@ -431,7 +446,7 @@ class TopologySearch:
         return state._replace(heading=heading, round_trips=trips)
 
     def _adapt(self, state: SearchState, iteration: int) -> SearchState:
-        """Place the temperatures so that neighbours exchange at equal rates."""
+        """Place the temperatures so that neighbours exchange at equal rates, and let moves be worth their time."""
         begin = _FITTED[0] if self.from_reference else 0.0
         step = (_ADAPTED - begin) / _ADAPTATIONS
         due = [round((begin + step * (k + 1)) * self.num_warmup) for k in range(_ADAPTATIONS)]
@@ -440,7 +455,11 @@ class TopologySearch:
         seen = Exchange(state.rejection / state.num_counted, torch.zeros(1), int(state.num_counted))
         beta = seen.temperatures(state.beta, len(state.beta) - 1).to(torch.float64)
         beta[0] = 0
+        warmer = min(1.0, max(_LEAST_EFFORT, float(1 - seen.rejection.mean()) / _WORTHWHILE_EXCHANGE))
+        tried, accepted = state.trees.counts.sum(0)[list(asdict(self.moves)).index("independent")].tolist()
+        worth = min(1.0, accepted / tried / _WORTHWHILE_PROPOSAL) if tried else 1.0
         return state._replace(
+            effort=torch.tensor([warmer, worth * self.moves.independent], dtype=torch.float64),
             beta=beta,
             rejection=torch.zeros_like(state.rejection),
             num_counted=torch.zeros_like(state.num_counted),
@@ -914,7 +933,7 @@ def infer_topologies(
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     gradient_moves : bool, optional
-        In every tenth round, move all branch lengths and free parameters at once along the gradient of the posterior
+        In every twentieth round, move all branch lengths and free parameters at once along the gradient of the posterior
         density (Hamiltonian Monte Carlo). By default if the model has free parameters.
     stop : float, optional
         Runs end early once the average standard deviation of split frequencies is below this number, and each split has
