@@ -119,8 +119,8 @@ class SearchState(NamedTuple):
     warmer: _History  # at the other temperatures, in the later half of the rounds before the first fit
 
 
-#: Proposals of the parameters in every second round, without and with gradient moves, and rounds between gradient moves.
-_PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _PARAMETER_ROUNDS, _GRADIENT_ROUNDS = 3, 2, 2, 20
+#: Rounds between proposals of the parameters and number of these, without and with gradient moves; rounds between those.
+_PARAMETER_ROUNDS, _PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _GRADIENT_ROUNDS = 2, 3, 2, 20
 #: Moves of a chain in a round for each edge, without and with free parameters: proposals of these evaluate whole trees,
 #: so that a round of few moves would be spent on them.
 _MOVES_PER_EDGE = (0.5, 2.0)
@@ -129,8 +129,8 @@ _MOVES_PER_EDGE = (0.5, 2.0)
 _FITTED, _WARMER = (0.3, 0.55, 0.8), (0.5, 0.3, 0.1)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
 _ADAPTED, _ADAPTATIONS = 0.95, 6
-#: Rate of exchange from which warmer chains move as often as those at the posterior, and the least they move beside these:
-#: what they find arrives by exchange. Rate of acceptance from which independent proposals keep their share of moves.
+#: Rate of exchange from which warmer chains move as often as those at the posterior, and their least share of the moves
+#: of those: what they find arrives by exchange. Rate of acceptance from which independent proposals keep their share.
 _WORTHWHILE_EXCHANGE, _LEAST_EFFORT, _WORTHWHILE_PROPOSAL = 0.4, 0.2, 0.1
 _TARGET_ACCEPTANCE = 0.25
 #: Size of the first leapfrog steps, and rate at which gradient moves shall be accepted.
@@ -933,8 +933,8 @@ def infer_topologies(
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     gradient_moves : bool, optional
-        In every twentieth round, move all branch lengths and free parameters at once along the gradient of the posterior
-        density (Hamiltonian Monte Carlo). By default if the model has free parameters.
+        In every twentieth round, move all branch lengths and free parameters at once along the gradient of the
+        posterior density (Hamiltonian Monte Carlo). By default if the model has free parameters.
     stop : float, optional
         Runs end early once the average standard deviation of split frequencies is below this number, and each split has
         100 effective draws. Both are checked every 200 rounds. By default 0.01 if `num_samples` is not given, and there
