@@ -119,7 +119,7 @@ class SearchState(NamedTuple):
     warmer: _History  # at the other temperatures, in the later half of the rounds before the first fit
 
 
-#: Rounds between proposals of the parameters and number of these, without and with gradient moves; rounds between those.
+#: Rounds between proposals of parameters, number of these without and with gradient moves, and rounds between those.
 _PARAMETER_ROUNDS, _PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _GRADIENT_ROUNDS = 2, 3, 2, 20
 #: Moves of a chain in a round for each edge, without and with free parameters: proposals of these evaluate whole trees,
 #: so that a round of few moves would be spent on them.
