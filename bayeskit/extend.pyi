@@ -95,8 +95,10 @@ from bayeskit._logdensity.transforms import inside as inside
 from bayeskit._logdensity.transforms import support_of as support_of
 from bayeskit.inference._kernel_discrepancy import Kernel as Kernel
 from bayeskit.inference._kernel_discrepancy import RadialBasis as RadialBasis
+from bayeskit.inference._optimize import SearchEnd as SearchEnd
 from bayeskit.inference._optimize import adam_path as adam_path
 from bayeskit.inference._optimize import newton as newton
+from bayeskit.inference._optimize import scipy_lbfgs as scipy_lbfgs
 from bayeskit.inference._proposals import student_log_prob as student_log_prob
 from bayeskit.inference._ratio import LEAST_OVERLAP as LEAST_OVERLAP
 from bayeskit.inference._ratio import BidirectionalRatio as BidirectionalRatio

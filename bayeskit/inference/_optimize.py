@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -174,10 +174,25 @@ def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio
 # L-BFGS from one starting point, as exact as rounding allows.
 
 
+class SearchEnd(NamedTuple):
+    """The end of a search for a maximum."""
+
+    position: np.ndarray  # (d,)
+    value: float  # -inf if the start has none
+    gradient: np.ndarray  # (d,)
+    num_iterations: int
+    finished: bool  # not by a limit of iterations or evaluations, and not stopped
+
+
 def scipy_lbfgs(
-    value_and_gradient: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, **options: float
-) -> tuple[np.ndarray, float]:
-    """Maximize from ``start (d,)`` by SciPy's L-BFGS-B; return the end and its value, ``-inf`` if the start has none.
+    value_and_gradient: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    *,
+    bounds: Sequence[tuple[float, float]] | None = None,
+    stop: Callable[[], bool] | None = None,
+    **options: float,
+) -> SearchEnd:
+    """Maximize from ``start (d,)`` by SciPy's L-BFGS-B, until ``stop`` after an iteration says so.
 
     The function returns a value and a gradient ``(d,)``; where they are not finite, no step of the search ends.
     """
@@ -198,11 +213,14 @@ def scipy_lbfgs(
     def accepted(_: np.ndarray) -> None:
         nonlocal iterate
         iterate = evaluated
+        if stop is not None and stop():
+            raise StopIteration
 
     found = scipy.optimize.minimize(
-        loss, start, jac=True, method="L-BFGS-B", callback=accepted, options={"maxls": 50, **options}
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, callback=accepted, options={"maxls": 50, **options}
     )
-    return found.x, -float(found.fun)
+    finished = found.status in (0, 2)  # converged, or to within rounding
+    return SearchEnd(found.x, -float(found.fun), -found.jac, int(found.nit), finished)
 
 
 # Curvature by differences of gradients, and Newton steps at a mode.

@@ -179,7 +179,7 @@ def test_one_search_ends_at_the_maximum_of_the_valley_to_rounding():
         value, gradient = rosenbrock(torch.from_numpy(x))
         return float(value), gradient.numpy()
 
-    end, value = scipy_lbfgs(valley, np.array([-1.2, 1.0]), ftol=1e-16, gtol=1e-12)
+    end, value, *_ = scipy_lbfgs(valley, np.array([-1.2, 1.0]), ftol=1e-16, gtol=1e-12)
     np.testing.assert_allclose(end, 1.0, rtol=0, atol=1e-8)
     assert abs(value) < 1e-15
 
@@ -193,7 +193,7 @@ def test_a_search_reaches_the_edge_of_the_support():
         value = 3 * x[0] - x[1] ** 2 if x[0] <= 1 else math.nan
         return float(value), np.array([3.0, -2 * x[1]])
 
-    end, value = scipy_lbfgs(edge, np.array([-4.0, 2.0]), maxiter=200)
+    end, value, *_ = scipy_lbfgs(edge, np.array([-4.0, 2.0]), maxiter=200)
     assert max(visited) > 1 >= end[0] > 1 - 1e-6 and abs(end[1]) < 2
     assert value == edge(end)[0]
 
@@ -204,13 +204,29 @@ def test_a_step_that_ends_without_a_value_after_a_large_gain_is_rejected():
     def cliff(x):
         return (float(1e4 * x[0]), np.array([1e4])) if x[0] < 2.5 else (math.nan, np.array([math.nan]))
 
-    end, value = scipy_lbfgs(cliff, np.array([0.0]), maxiter=50)
+    end, value, *_ = scipy_lbfgs(cliff, np.array([0.0]), maxiter=50)
     assert 1 < end[0] < 2.5 and value == 1e4 * end[0]
 
 
 def test_a_search_from_a_start_without_a_value_says_so():
-    end, value = scipy_lbfgs(lambda x: (math.nan, np.zeros(2)), np.array([1.0, 2.0]))
+    end, value, *_ = scipy_lbfgs(lambda x: (math.nan, np.zeros(2)), np.array([1.0, 2.0]))
     assert value == -math.inf and end.tolist() == [1.0, 2.0]
+
+
+def test_a_search_keeps_its_bounds_and_says_how_it_ended():
+    def valley(x):
+        value, gradient = rosenbrock(torch.from_numpy(x))
+        return float(value), gradient.numpy()
+
+    start, bounds = np.array([-1.2, 1.0]), [(-2.0, 0.5), (-2.0, 2.0)]
+    bounded = scipy_lbfgs(valley, start, bounds=bounds, ftol=1e-16, gtol=1e-12)
+    np.testing.assert_allclose(bounded.position, [0.5, 0.25], rtol=0, atol=1e-8)  # the valley's floor at the bound
+    np.testing.assert_allclose(bounded.gradient, valley(bounded.position)[1], rtol=0, atol=0)
+    assert bounded.finished and bounded.gradient[0] > 0.5
+    assert not scipy_lbfgs(valley, start, maxiter=3).finished
+    seen = iter([False, False, True])
+    stopped = scipy_lbfgs(valley, start, stop=lambda: next(seen))
+    assert stopped.num_iterations == 3 and not stopped.finished and stopped.value > valley(start)[0]
 
 
 def test_adam_by_hand():

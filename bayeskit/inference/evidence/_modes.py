@@ -173,18 +173,13 @@ def find_modes(
         return float(value), unit * gradient[0].double().cpu().numpy()
 
     # Convergence is relative to the rounding error of the density, not to its magnitude.
-    limit = 1000 + 20 * target.dim
-    options = {
-        "maxiter": 2000,
-        "maxfun": limit,
-        "ftol": 100 * torch.finfo(target.dtype).eps,
-        "gtol": 1e-12,
-    }
+    limit, small = 1000 + 20 * target.dim, 100 * torch.finfo(target.dtype).eps
     found: list[tuple[float, np.ndarray]] = []
     with one_thread():
         for point in start:
-            end, value = scipy_lbfgs(scaled, point.double().cpu().numpy() / unit, **options)
-            found.append((value, unit * end))
+            at = point.double().cpu().numpy() / unit
+            end = scipy_lbfgs(scaled, at, maxiter=2000, maxfun=limit, ftol=small, gtol=1e-12)
+            found.append((end.value, unit * end.position))
     ends = [end for value, end in sorted(found, key=lambda pair: -pair[0]) if value > -math.inf]
     if not ends:
         raise InitializationError("the search for the mode met no finite density; pass posterior draws to start from")

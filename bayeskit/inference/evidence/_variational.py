@@ -304,8 +304,8 @@ class _Objective:
             value, slope, scale_slope = self.value_and_grad(location + scale * x[:d], start + x[d:])
             return value, np.concatenate([scale * slope, scale_slope])
 
-        options = {"maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-6}
-        x, _ = scipy_lbfgs(standardised, np.zeros(2 * d), **options)
+        most, zero = MAX_ITERATIONS, np.zeros(2 * d)
+        x = scipy_lbfgs(standardised, zero, maxiter=most, maxfun=2 * most, maxcor=20, ftol=1e-13, gtol=1e-6).position
         end, log_scale = location + scale * x[:d], start + x[d:]
         value, slope, scale_slope = self.value_and_grad(end, log_scale)
         largest = max(float(np.abs(np.exp(log_scale) * slope).max()), float(np.abs(scale_slope).max()))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import scipy.optimize
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from bayeskit._core.randomness import new_generator
 from bayeskit._core.torch_internals import gradient_and_rest
 from bayeskit._core.untraceable import UNTRACEABLE, first_line, raise_if_forked
 from bayeskit.errors import BayeskitError, InitializationError, ModelError
+from bayeskit.inference._optimize import scipy_lbfgs
 from bayeskit.inference.marginal._conjugate import find_conjugate
 from bayeskit.inference.marginal._evaluation import evaluate_untraced
 from bayeskit.inference.marginal._field import FieldIntegral, is_field
@@ -166,21 +166,14 @@ def _near_the_mode(integral: _Searched) -> _Searched:
     """Return the integral with modes predicted from the mode of the marginal; as it is where none is found there."""
     density, prediction = integral.density, integral.prediction
 
-    def minus(x: Any) -> tuple[float, Any]:
+    def log_density(x: np.ndarray) -> tuple[float, np.ndarray]:
         r = torch.as_tensor(x, dtype=density.dtype, device=density.device).unsqueeze(0)
         found = evaluate_untraced(integral, r).zero_where_lost()
-        return -float(found.log_density(torch.ones_like(r[:, 0]))), -found.gradient[0].double().cpu().numpy()
+        return float(found.log_density(torch.ones_like(r[:, 0]))), found.gradient[0].double().cpu().numpy()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # minus infinity where there is no mode
-        best = scipy.optimize.minimize(
-            minus,
-            prediction.reference.double().cpu().numpy(),
-            jac=True,
-            method="BFGS",
-            options={"maxiter": _MAX_ITERATIONS, "gtol": 0.3},
-        )
-    reference = torch.as_tensor(best.x, dtype=density.dtype, device=density.device)
+    start = prediction.reference.double().cpu().numpy()
+    best = scipy_lbfgs(log_density, start, maxiter=_MAX_ITERATIONS, gtol=0.3)
+    reference = torch.as_tensor(best.position, dtype=density.dtype, device=density.device)
     step = _TANGENT_STEP * torch.eye(density.dim, dtype=density.dtype, device=density.device)
     around = torch.cat([reference.unsqueeze(0), reference + step, reference - step])
     modes = find_inner_modes(integral.hessian, around, prediction.mode.expand(len(around), -1))

@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
-from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor, nn
 
 from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, SettingsError
-from bayeskit.extend import Bar, axes_or_new, new_generator, progress_bar, real_number, warn_user, whole_number
+from bayeskit.extend import (
+    Bar,
+    SearchEnd,
+    axes_or_new,
+    new_generator,
+    progress_bar,
+    real_number,
+    scipy_lbfgs,
+    warn_user,
+    whole_number,
+)
 from bayeskit.models.wide_networks._kernels import InfiniteWidth, infinite_width
 from bayeskit.models.wide_networks._layers import check_targets
 from bayeskit.models.wide_networks.gaussian_processes._parameters import Parameters, check_covariance, matrix
@@ -35,7 +44,7 @@ _FEW = 6  # number of variances up to which finite differences are cheaper than 
 
 @dataclass(frozen=True)
 class MarginalLikelihoodObjective:
-    """Negative log marginal likelihood as a function of the logarithms of variances."""
+    """Log marginal likelihood as a function of the logarithms of variances."""
 
     parameters: Parameters  # the variances that are learned
     covariance: str  # "nngp" or "ntk"
@@ -98,7 +107,7 @@ class MarginalLikelihoodObjective:
             warnings.simplefilter("ignore", AccuracyWarning)
             few = self.x.dim() > 2 and num_variances <= _FEW
             value, gradient = self._by_differences(at, num_variances) if few else self._by_backpropagation(at)
-        return -float(value), -gradient.numpy()
+        return float(value), gradient.numpy()
 
     def _by_backpropagation(self, at: Tensor) -> tuple[Tensor, Tensor]:
         leaf = at.requires_grad_()
@@ -302,7 +311,7 @@ class _Search:
         self.objective, self.max_iterations, self.bar = objective, max_iterations, bar
         self.bounds = objective.bounds()
         self.end = None if time_budget is None else time.monotonic() + time_budget
-        self.found: list[OptimizeResult] = []
+        self.found: list[SearchEnd] = []
         self.evaluations, self.best = 0, -np.inf
 
     @property
@@ -312,28 +321,28 @@ class _Search:
     @property
     def agreed(self) -> bool:
         """Whether two starts have reached the largest value so far."""
-        largest = sorted(result.fun for result in self.found)[:2]
+        largest = sorted(result.value for result in self.found)[-2:]
         return len(largest) == 2 and largest[1] - largest[0] < _AGREEMENT
 
     def climb(self, shift: Tensor) -> None:
         low, high = np.array(self.bounds).T
-        result = minimize(
+        start = np.clip((self.objective.first + shift).numpy(), low, high)
+        end = scipy_lbfgs(
             self._evaluate,
-            np.clip((self.objective.first + shift).numpy(), low, high),
-            jac=True,
-            method="L-BFGS-B",
+            start,
             bounds=self.bounds,
-            callback=self._stop,
-            options={"maxiter": self.max_iterations, "ftol": 1e-12, "gtol": 1e-5},
+            stop=lambda: self.out_of_time,
+            maxiter=self.max_iterations,
+            ftol=1e-12,
+            gtol=1e-5,
         )
-        result.finished = not self.out_of_time and result.nit < self.max_iterations
-        self.found.append(result)
+        self.found.append(end)
 
     def result(self) -> VarianceFit:
-        objective, best = self.objective, min(self.found, key=lambda result: result.fun)
+        objective, best = self.objective, max(self.found, key=lambda result: result.value)
         low, high = np.array(self.bounds).T
-        edge = (best.x <= low + 1e-6) | (best.x >= high - 1e-6)
-        gradient = float(np.abs(best.jac[~edge]).max(initial=0.0))
+        edge = (best.position <= low + 1e-6) | (best.position >= high - 1e-6)
+        gradient = float(np.abs(best.gradient[~edge]).max(initial=0.0))
         if not best.finished:
             warn_user(
                 f"the search ended before it converged, with a gradient of {gradient:.2g}; raise "
@@ -341,28 +350,24 @@ class _Search:
                 AccuracyWarning,
             )
         with torch.no_grad():
-            logarithms = torch.tensor(best.x, dtype=torch.float64)
+            logarithms = torch.tensor(best.position, dtype=torch.float64)
             network, posterior = objective.network(logarithms), objective.posterior(logarithms)
         return VarianceFit(
             network=network,
             posterior=posterior,
-            log_evidence=-float(best.fun),
+            log_evidence=best.value,
             variances=dict(zip(objective.names, logarithms.exp().tolist(), strict=True)),
             gradient=gradient,
-            starts=tuple(-float(result.fun) for result in self.found),
+            starts=tuple(result.value for result in self.found),
             at_bound=tuple(name for name, reached in zip(objective.names, edge, strict=True) if reached),
             finished=best.finished,
         )
 
     def _evaluate(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = self.objective(logarithms)
-        self.evaluations, self.best = self.evaluations + 1, max(self.best, -value)
+        self.evaluations, self.best = self.evaluations + 1, max(self.best, value)
         self.bar.update(self.evaluations, f"start {len(self.found) + 1}, log evidence {self.best:.6g}")
         return value, gradient
-
-    def _stop(self, intermediate_result: OptimizeResult) -> None:
-        if self.out_of_time:
-            raise StopIteration
 
 
 def _check_mean(y: Tensor) -> None:
