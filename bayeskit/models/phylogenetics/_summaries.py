@@ -504,8 +504,10 @@ def greedy_consensus(
     table = split_frequencies(sample)
     support = table.frequencies[0]
     num_inner = sample.topologies.num_edges - sample.num_taxa
-    chosen: list[int] = []
-    for place in np.flatnonzero((support > 0) & (support >= minimum_frequency - 1e-12)).tolist():
+    places = np.flatnonzero((support > 0) & (support >= minimum_frequency - 1e-12))
+    # Splits of more than half of the trees are compatible: two of them are in one tree.
+    chosen: list[int] = places[support[places] > 0.5 + 1e-9].tolist()
+    for place in places[len(chosen) :].tolist():
         side, others = table.splits[place], table.splits[chosen]
         # Sides without the first taxon are compatible like clades: nested or disjoint.
         shared = side & others
@@ -606,15 +608,13 @@ def _hung(
     """Build a tree of nested sets of taxa; values of edges are those of the tips and then of the sets."""
     order, num_taxa = clades.order(splits), len(taxa)
     splits, edges = splits[order], np.concatenate([np.arange(num_taxa), num_taxa + order])
-    tips, root = clades.single(num_taxa), clades.everything(num_taxa)
-    # Children before parents; sets without a superset are children of the root, as is the first taxon.
-    sets = np.concatenate([tips, splits, root[None]])
-    children: list[list[int]] = [[] for _ in range(len(splits) + 1)]
-    for node in range(len(sets) - 1):
-        later = sets[max(node + 1, num_taxa) :]
-        holds = ((sets[node] & ~later) == 0).all(axis=1)
-        parent = len(sets) - len(later) + int(holds.argmax())
-        children[parent - num_taxa].append(node)
+    # Smaller sets come first, and the root last.
+    highest = np.arange(num_taxa)  # the largest set so far that holds each taxon
+    children: list[list[int]] = []
+    for node, side in enumerate([*splits, clades.everything(num_taxa)], start=num_taxa):
+        held = np.array(clades.members(side))
+        children.append(np.unique(highest[held]).tolist())
+        highest[held] = node
 
     def placed(values: _Values | None) -> _Values | None:
         return None if values is None else values[edges]

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from bayeskit.errors import OutputError, SettingsError, TreeError
-from bayeskit.models.phylogenetics._samples import TreeSample
+from bayeskit.models.phylogenetics._samples import TreeSample, robinson_foulds
 from bayeskit.models.phylogenetics._summaries import (
     AnnotatedTree,
     greedy_consensus,
     majority_rule_consensus,
+    maximum_clade_credibility,
     plot_credible_set,
 )
 from bayeskit.models.phylogenetics._topologies import Topologies, all_topologies
@@ -233,3 +234,13 @@ def test_splits_that_are_equally_frequent_are_taken_in_their_own_order():
     permuted = [trees[place] for place in (6, 4, 7, 1, 0, 8, 2, 9, 3, 11, 5, 10)]
     one, other = (greedy_consensus(TreeSample.from_topologies(topologies[order])) for order in (trees, permuted))
     assert one.newick == other.newick == "(A,(C,D)0.416667,(B,E)0.5);"
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0])
+def test_the_summary_of_one_large_tree_is_the_tree(keep):
+    tree = Tree.from_newick(random_newick(random.Random(4), 400, 3, keep))
+    sample = TreeSample.from_trees([tree])
+    for summary in (majority_rule_consensus, greedy_consensus, maximum_clade_credibility):
+        found = summary(sample)
+        assert robinson_foulds(tree, Tree.from_newick(found.newick)) == 0
+        assert found.branch_lengths.sum().item() == pytest.approx(tree.branch_lengths.sum().item())
