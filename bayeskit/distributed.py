@@ -54,7 +54,7 @@ class Ranks:
         if not 0 <= self.rank < self.world_size:
             raise SettingsError(f"rank must lie in [0, world_size), not {self.rank} of {self.world_size}")
 
-    def minibatches(self, num_items: int, batch_size: int, *, seed: int, epoch: int = 0) -> Iterator[Tensor]:
+    def minibatches(self, num_data: int, batch_size: int, *, seed: int, epoch: int = 0) -> Iterator[Tensor]:
         """Yield this process's share of each minibatch of one epoch: indices of shape ``(batch_size / world_size,)``.
 
         All processes shuffle alike and take disjoint shares, so that together they see the minibatches that one
@@ -62,7 +62,7 @@ class Ranks:
 
         Parameters
         ----------
-        num_items : int
+        num_data : int
         batch_size : int
             Total size over all processes; a multiple of ``world_size``.
         seed, epoch : int
@@ -70,14 +70,14 @@ class Ranks:
         Raises
         ------
         SettingsError
-            If ``batch_size`` is no multiple of ``world_size`` or above ``num_items``.
+            If ``batch_size`` is no multiple of ``world_size`` or above ``num_data``.
         """
-        if batch_size < 1 or batch_size % self.world_size or batch_size > num_items:
+        if batch_size < 1 or batch_size % self.world_size or batch_size > num_data:
             raise SettingsError(
-                f"batch_size must be a multiple of the {self.world_size} processes and at most the {num_items} items, "
+                f"batch_size must be a multiple of the {self.world_size} processes and at most the {num_data} items, "
                 f"not {batch_size}"
             )
-        order = torch.randperm(num_items, generator=new_generator(seed, stream=f"minibatches {epoch}"))
+        order = torch.randperm(num_data, generator=new_generator(seed, stream=f"minibatches {epoch}"))
         return self._shares(order, batch_size)
 
     def _shares(self, order: Tensor, batch_size: int) -> Iterator[Tensor]:

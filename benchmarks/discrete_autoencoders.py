@@ -109,7 +109,7 @@ def run(task: Training) -> dict[str, float]:
     )
     trained = time.process_time()
     vae.gradient = None
-    held_out = importance_sampling(vae.model, vae.guide, test, num_samples=task.samples, seed=0, progress=False)
+    held_out = importance_sampling(vae.model, vae.guide, test, num_draws=task.samples, seed=0, progress=False)
     steps = -(-len(train) // 100)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)

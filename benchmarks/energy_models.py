@@ -233,7 +233,7 @@ def digits(splits: int) -> None:
         print(f"split {split}, prior precision {precision} by evidence {posterior.log_evidence:.1f}")
         with torch.no_grad():
             record("mode of Laplace", mode(scores[test]).softmax(-1), spent)
-        record("Laplace", posterior.predict_probabilities(scores[test], num_samples=1000), spent)
+        record("Laplace", posterior.predict_probabilities(scores[test], num_draws=1000), spent)
 
         for name, objective in (
             ("JEM, noise contrast", NoiseContrastive(5)),

@@ -95,7 +95,7 @@ def run(task: Training) -> dict[str, float]:
             progress=False,
         )
     trained = time.process_time()
-    held_out = importance_sampling(vae.model, vae.guide, test, num_samples=task.samples, seed=0, progress=False)
+    held_out = importance_sampling(vae.model, vae.guide, test, num_draws=task.samples, seed=0, progress=False)
     few = test[:ANNEALED]
     annealed = annealed_importance_sampling(
         vae.model, vae.guide, few, num_temperatures=100, num_chains=4, seed=0, progress=False

@@ -207,7 +207,7 @@ right.set(xticks=[], yticks=4.5 + 10 * np.arange(len(drawn)), yticklabels=drawn)
 #
 #    network = SigmoidBeliefNetwork([10, 30, table.shape[1]])
 #    fit(network.model, network.guide, ReweightedWakeSleep(20), table, num_epochs=100, batch_size=100)
-#    held_out.importance_sampling(network.model, network.guide, new_rows, num_samples=5000)
+#    held_out.importance_sampling(network.model, network.guide, new_rows, num_draws=5000)
 #
 # Where to go next: :doc:`gradients_of_choices` compares the gradient estimators,
 # :doc:`/gallery/variational_autoencoders/discrete_codes_of_digits` has discrete codes in a network.

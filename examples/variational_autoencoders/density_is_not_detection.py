@@ -119,7 +119,7 @@ bk.fit(vae.model, vae.guide, ELBO(), train, num_epochs=2 if is_small() else 30, 
 
 
 def by_vae(x: torch.Tensor) -> torch.Tensor:
-    return importance_sampling(vae.model, vae.guide, x[:200], num_samples=50, progress=False).log_likelihood.double()
+    return importance_sampling(vae.model, vae.guide, x[:200], num_draws=50, progress=False).log_likelihood.double()
 
 
 named = {name: components(make(train)) for name, make in makers.items()}

@@ -107,7 +107,7 @@ with torch.no_grad():
 budget = Budget(num_chains=16, num_warmup=60 if is_small() else 150, num_samples=60 if is_small() else 100)
 roles = tiny.model, tiny.guide, few
 ways = {
-    "importance sampling": importance_sampling(*roles, num_samples=2000, seed=0, progress=False),
+    "importance sampling": importance_sampling(*roles, num_draws=2000, seed=0, progress=False),
     "annealed": annealed_importance_sampling(*roles, num_temperatures=30, seed=0, progress=False),
     "bridge sampling": by_evidence(*roles, method="bridge_sampling", budget=budget, seed=0, progress=False),
 }
@@ -152,7 +152,7 @@ print(f"evidence lower bound of {len(test)} held-out tumours {float(bound.mean()
 num_annealed, num_bridged = (20, 1) if is_small() else (len(test), 4)
 roles = vae.model, vae.guide
 ways = {
-    "importance sampling": importance_sampling(*roles, test, num_samples=2000, seed=0, progress=False),
+    "importance sampling": importance_sampling(*roles, test, num_draws=2000, seed=0, progress=False),
     "annealed": annealed_importance_sampling(*roles, test[:num_annealed], num_temperatures=30, seed=0, progress=False),
     "bridge sampling": by_evidence(*roles, test[:num_bridged], budget=budget, seed=0, progress=False),
 }
@@ -174,7 +174,7 @@ for name, factor in (("too narrow", 1 / 3), ("too wide", 2.0)):
     spoilt = copy.deepcopy(vae)
     with torch.no_grad():
         spoilt.encoder.log_scale += np.log(factor)
-    guides[name] = importance_sampling(spoilt.model, spoilt.guide, test, num_samples=2000, seed=0, progress=False)
+    guides[name] = importance_sampling(spoilt.model, spoilt.guide, test, num_draws=2000, seed=0, progress=False)
     z = (guides[name].mean - float(exact.mean())) / guides[name].standard_error
     print(f"{name}, {z:+.1f} standard errors off: {guides[name]}")
 assert not guides["too narrow"].trusted and guides["too wide"].trusted
@@ -207,7 +207,7 @@ axes.legend()
 #
 # .. code-block:: python
 #
-#    quick = importance_sampling(vae.model, vae.guide, test, num_samples=2000)
+#    quick = importance_sampling(vae.model, vae.guide, test, num_draws=2000)
 #    print(quick, quick.trusted, float((quick.pareto_k > 0.7).double().mean()))
 #
 # Look at ``trusted`` and at the share of data with a Pareto shape above 0.7. If it is large, take

@@ -61,8 +61,8 @@ class MaskedDecoder(torch.nn.Module):
 
 
 class PixelVAE(VAE):
-    def model(self, x, num_items=None):
-        with self.data_plate(x, num_items):
+    def model(self, x, num_data=None):
+        with self.data_plate(x, num_data):
             self.observe(x, self.decoder(pyro.sample("z", self.prior()), x))
 
 
@@ -153,7 +153,7 @@ for agree, rate, weight in ((0.9, 0.0, 1.0), (0.9, 0.0, 0.5), (0.9, 0.5, 1.0)):
 
 settings = {"no remedy": (0.0, False), "annealing": (0.0, True), "dropout 0.5": (0.5, False), "both": (0.5, True)}
 settings["dropout 1"] = 1.0, False
-steps, num_samples, found = (20, 20, {}) if is_small() else (800, 200, {})
+steps, num_draws, found = (20, 20, {}) if is_small() else (800, 200, {})
 
 
 def with_error(value: torch.Tensor) -> tuple[float, float]:
@@ -166,7 +166,7 @@ for name, (rate, annealed) in settings.items():
     options = {"num_steps": steps, "batch_size": 200, "optimizer": adam, "progress": False}
     bk.fit(vae.model, vae.guide, ELBO(kl_weight=Linear(steps // 2) if annealed else 1.0), train, seed=0, **options)
     vae.decoder.rate = 0.0
-    held_out = importance_sampling(vae.model, vae.guide, test, num_samples=num_samples, seed=1, progress=False)
+    held_out = importance_sampling(vae.model, vae.guide, test, num_draws=num_draws, seed=1, progress=False)
     with global_stream(torch.Generator().manual_seed(2)), torch.no_grad():
         q = vae.encoder(test)
         divergence = torch.distributions.kl_divergence(q, vae.prior())
@@ -229,7 +229,7 @@ assert abs(bound + 2 * most) < 3e-3
 #    vae = new_vae(rate=0.5, num_pixels=train.shape[1], num_codes=5)
 #    bk.fit(vae.model, vae.guide, ELBO(kl_weight=Linear(1000)), train, num_epochs=50, batch_size=100)
 #    vae.decoder.rate = 0.0
-#    print(importance_sampling(vae.model, vae.guide, test, num_samples=500))
+#    print(importance_sampling(vae.model, vae.guide, test, num_draws=500))
 #
 # Look at what is lost with another code, and at the log likelihood beside a run without remedy. If log likelihood is
 # all that you want, a code that is ignored is no defect.

@@ -134,7 +134,7 @@ def prior_as_guide(x: Tensor, seen: Tensor) -> None:
         pyro.sample("z", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
 
 
-found = importance_sampling(linear.model, prior_as_guide, few, few_seen, num_samples=4000, seed=0, progress=False)
+found = importance_sampling(linear.model, prior_as_guide, few, few_seen, num_draws=4000, seed=0, progress=False)
 z = (found.log_likelihood - torch.stack(exact)) / found.pointwise_standard_error
 print(f"importance sampling is off by at most {float(z.abs().max()):.2f} of its standard errors")
 assert found.trusted and z.abs().max() < 4.5
@@ -158,7 +158,7 @@ for name, change in (("times", lambda *data: data), ("no times", without_times))
     vae = trained[name] = new_equation()
     bk.fit(vae.model, vae.guide, IWAE(num_particles=5), change(train, train_seen), gradient_clipping=10.0, **options)
     data = change(test, test_seen)
-    scores[name] = importance_sampling(vae.model, vae.guide, *data, num_samples=500, seed=1, progress=False)
+    scores[name] = importance_sampling(vae.model, vae.guide, *data, num_draws=500, seed=1, progress=False)
     rates, noise = vae.log_rates.detach().exp().tolist(), float(vae.log_noise.detach().exp())
     print(f"{name}: {scores[name].mean:.2f} +- {scores[name].standard_error:.2f} nats a series", end="")
     print(f", trusted: {scores[name].trusted}, rates {rates[0]:.3f} and {rates[1]:.3f}, noise {noise:.3f}")
@@ -198,7 +198,7 @@ for n, axes in enumerate(figure.subplots(1, 3, sharey=True)):
 #
 #    vae = new_equation()
 #    bk.fit(vae.model, vae.guide, IWAE(num_particles=5), (train, train_seen), num_epochs=5, batch_size=100)
-#    print(importance_sampling(vae.model, vae.guide, test, test_seen, num_samples=500).trusted)
+#    print(importance_sampling(vae.model, vae.guide, test, test_seen, num_draws=500).trusted)
 #
 # Where to go next: :doc:`/gallery/sampling/predator_and_prey` samples the parameters of one series,
 # :doc:`held_out_likelihood` compares estimates of such likelihoods.

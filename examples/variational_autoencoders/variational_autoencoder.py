@@ -106,7 +106,7 @@ exact = np.log([likelihood_by_quadrature(image) for image in images.numpy()])
 print(f"sum of the sixteen likelihoods: {np.exp(exact).sum():.12f}")
 with torch.no_grad():
     tiny.encoder[-1].linear.bias[1] += 1.0  # the log scale: an untrained guide is too narrow to sample from
-found = importance_sampling(tiny.model, tiny.guide, images, num_samples=2000, seed=0, progress=False)
+found = importance_sampling(tiny.model, tiny.guide, images, num_draws=2000, seed=0, progress=False)
 z = (found.log_likelihood.numpy() - exact) / found.pointwise_standard_error.numpy()
 print(f"importance sampling is off by at most {abs(z).max():.2f} of its standard errors")
 assert abs(np.exp(exact).sum() - 1) < 1e-9
@@ -148,7 +148,7 @@ for name, objective in (("ELBO", ELBO()), ("IWAE", IWAE(num_particles=10))):
     adam = functools.partial(torch.optim.Adam, lr=3e-3)
     options = {"num_epochs": epochs, "batch_size": 100, "optimizer": adam, "seed": 0, "progress": False}
     bk.fit(vae.model, vae.guide, objective, train, **options)
-    quick = importance_sampling(vae.model, vae.guide, test, num_samples=500, seed=1, progress=False)
+    quick = importance_sampling(vae.model, vae.guide, test, num_draws=500, seed=1, progress=False)
     share = float((quick.pareto_k > 0.7).double().mean())
     print(f"{name}: importance sampling {quick.mean:.3f} +- {quick.standard_error:.3f} nats an image, ", end="")
     print(f"{'trusted' if quick.trusted else 'not trusted'}, Pareto k above 0.7 for {100 * share:.1f} %")
@@ -218,7 +218,7 @@ below.set(xlabel="log likelihood less bound (nats)")
 
 with torch.no_grad():
     tiny.encoder[-1].linear.bias[1] -= 3.0
-poor = importance_sampling(tiny.model, tiny.guide, images, num_samples=2000, seed=0, progress=False)
+poor = importance_sampling(tiny.model, tiny.guide, images, num_draws=2000, seed=0, progress=False)
 print(f"narrow guide: {float(poor.log_likelihood.mean()) - exact.mean():+.3f} nats off on average; {poor}")
 assert not poor.trusted
 
@@ -231,7 +231,7 @@ assert not poor.trusted
 #
 #    vae = mlp_vae(64, (100, 100), 10)
 #    bk.fit(vae.model, vae.guide, IWAE(num_particles=10), train, num_epochs=8, batch_size=100)
-#    print(importance_sampling(vae.model, vae.guide, test, num_samples=500))
+#    print(importance_sampling(vae.model, vae.guide, test, num_draws=500))
 #
 # Look at ``trusted`` before the number, and compare two models by the differences of the same test images. If
 # importance sampling is not trusted, anneal. If a distribution for each image is much better than the encoder, train

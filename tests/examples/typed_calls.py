@@ -137,7 +137,7 @@ def training(model: Model, guide: Model, data: Tensor) -> bk.Fit:
         return torch.optim.Adam(parameters, lr=0.01)
 
     fitted = bk.fit(model, guide, bk.objectives.SUMO(), (data, 1.0), optimizer=adam, validation=data, patience=5)
-    marginal = held_out.importance_sampling(model, guide, data, num_samples=1000)
+    marginal = held_out.importance_sampling(model, guide, data, num_draws=1000)
     print(marginal.total, marginal.standard_error, marginal.log_likelihood.mean())
     return fitted
 

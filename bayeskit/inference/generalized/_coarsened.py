@@ -161,7 +161,7 @@ def calibration_curve(
     *,
     num_chains: int = 16,
     num_warmup: int = 300,
-    num_samples: int = 500,
+    num_draws: int = 500,
     seed: int = 0,
     progress: bool = True,
 ) -> CalibrationCurve:
@@ -199,7 +199,7 @@ def calibration_curve(
     >>> import torch, pyro.distributions as dist
     >>> x = torch.tensor([1.0] * 14 + [0.0] * 6, dtype=torch.float64)
     >>> posterior = coarsened_posterior(dist.Beta(1.0, 1.0), dist.Bernoulli, x, alpha=10.0)
-    >>> curve = calibration_curve(posterior, [1.0, 10.0, 100.0], num_warmup=100, num_samples=100)
+    >>> curve = calibration_curve(posterior, [1.0, 10.0, 100.0], num_warmup=100, num_draws=100)
     >>> curve.log_likelihood.diff().sign()
     tensor([1., 1.], dtype=torch.float64)
     """
@@ -213,7 +213,7 @@ def calibration_curve(
     powers = [coarsening_weight(a, posterior.num_data) for a in levels]
     beta = [0.0, *powers, 1.0]
     ladder = sample_ladder(
-        full, len(beta) - 1, chains, num_warmup, num_samples, seed=seed, beta=beta, exchange=True, progress=progress
+        full, len(beta) - 1, chains, num_warmup, num_draws, seed=seed, beta=beta, exchange=True, progress=progress
     )
     rows = slice(1, len(beta) - 1)
     fit = ladder.log_likelihood[rows].mean(-1)

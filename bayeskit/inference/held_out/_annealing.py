@@ -190,7 +190,7 @@ def annealed_importance_sampling(
     generator = host if device.type == "cpu" else new_generator(seed, device, stream="annealed importance sampling")
     betas = sigmoid_schedule(num_temperatures)
     parts: list[Tensor] = []
-    total = num_temperatures * -(-data.num_items // data.batch_size)
+    total = num_temperatures * -(-data.num_data // data.batch_size)
     with torch.no_grad(), already_validated(), progress_bar("annealing", total, progress) as bar:
         for _, batch in data:
             with global_stream(host):
@@ -341,7 +341,7 @@ def bidirectional_annealing(
     device = data.particles.log_likelihood.device
     generator = host if device.type == "cpu" else new_generator(seed, device, stream="bidirectional annealing")
     betas, forward, backward = sigmoid_schedule(num_temperatures), [], []
-    total, done = 2 * num_temperatures * -(-data.num_items // data.batch_size), 0
+    total, done = 2 * num_temperatures * -(-data.num_data // data.batch_size), 0
     with torch.no_grad(), already_validated(), progress_bar("bidirectional annealing", total, progress) as bar:
         for _, batch in data:
 

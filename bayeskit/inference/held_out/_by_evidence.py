@@ -54,7 +54,7 @@ def by_evidence(
     Returns
     -------
     HeldOut
-        Not trusted if any estimate is untrusted; ``num_samples`` is the largest number of evaluations.
+        Not trusted if any estimate is untrusted; ``num_draws`` is the largest number of evaluations.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def by_evidence(
         data = Minibatches.of(model, guide, args, 1, data_plate)
         used = _parameters(model, guide, args, data)
     found: list[Evidence] = []
-    with _fixed(used), progress_bar(method.replace("_", " "), data.num_items, progress) as bar:
+    with _fixed(used), progress_bar(method.replace("_", " "), data.num_data, progress) as bar:
         for _, datum in data:
             # Separate seeds, because errors of different observations have to be independent.
             own = int(torch.randint(2**31, (), generator=generator))

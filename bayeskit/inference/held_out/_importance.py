@@ -35,7 +35,7 @@ class Minibatches:
     """Arguments of model and guide, divided along the data."""
 
     args: tuple[Any, ...]  # all data
-    num_items: int
+    num_data: int
     batch_size: int
     nesting: int  # plate dimensions of model and guide
     data_plate: str | None
@@ -56,25 +56,25 @@ class Minibatches:
         # ``batch_size``. The default is 100 rows if a tensor is the only argument, otherwise all data.
         nesting = plate_nesting(model, guide, args, {})
         particles = draw_particles(model, guide, args, 1, nesting, data_plate, Compatibility())
-        num_items = _num_items(particles.layout)
+        num_data = _num_data(particles.layout)
         _refuse_scales(particles)
-        columns = [x for x in args if _is_column(x, num_items)]
+        columns = [x for x in args if _is_column(x, num_data)]
         if batch_size is None:
-            batch_size = _BATCH_SIZE if len(args) == 1 and columns else num_items
-        elif batch_size < num_items and not columns:
+            batch_size = _BATCH_SIZE if len(args) == 1 and columns else num_data
+        elif batch_size < num_data and not columns:
             raise DataError(
-                f"no argument of the model is a tensor with the {num_items} data as leading dimension, so the data "
+                f"no argument of the model is a tensor with the {num_data} data as leading dimension, so the data "
                 "cannot be divided into minibatches; leave batch_size out, or pass the data as such an argument"
             )
-        return cls(args, num_items, min(batch_size, num_items), nesting, data_plate, particles)
+        return cls(args, num_data, min(batch_size, num_data), nesting, data_plate, particles)
 
     def __iter__(self) -> Iterator[tuple[slice, tuple[Any, ...]]]:
-        if self.batch_size >= self.num_items:
-            yield slice(0, self.num_items), self.args
+        if self.batch_size >= self.num_data:
+            yield slice(0, self.num_data), self.args
             return
-        for start in range(0, self.num_items, self.batch_size):
-            rows = slice(start, min(start + self.batch_size, self.num_items))
-            yield rows, tuple(x[rows] if _is_column(x, self.num_items) else x for x in self.args)
+        for start in range(0, self.num_data, self.batch_size):
+            rows = slice(start, min(start + self.batch_size, self.num_data))
+            yield rows, tuple(x[rows] if _is_column(x, self.num_data) else x for x in self.args)
 
 
 def draw_particles(
@@ -107,11 +107,11 @@ def already_validated() -> Iterator[None]:
         yield
 
 
-def _is_column(x: Any, num_items: int) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 0 and len(x) == num_items
+def _is_column(x: Any, num_data: int) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0 and len(x) == num_data
 
 
-def _num_items(layout: Layout) -> int:
+def _num_data(layout: Layout) -> int:
     if len(layout.plates) != 1:
         found = ", ".join(repr(name) for name in layout.plates)
         raise ModelError(
@@ -169,7 +169,7 @@ class HeldOut:
         In nats, double precision, shape ``(items,)``.
     pointwise_standard_error : Tensor
         Monte Carlo standard errors of ``log_likelihood``, ``(items,)``.
-    num_samples : int
+    num_draws : int
         Draws per observation; evaluations of the density for estimators of evidence.
     pareto_k : Tensor or None
         Pareto shape of each observation's importance weights, ``(items,)``. Above 0.5 the weights have infinite
@@ -190,7 +190,7 @@ class HeldOut:
     method: str
     log_likelihood: Tensor
     pointwise_standard_error: Tensor
-    num_samples: int
+    num_draws: int
     pareto_k: Tensor | None = None
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -290,7 +290,7 @@ def importance_sampling(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     *args: Any,
-    num_samples: int = 5000,
+    num_draws: int = 5000,
     chunk_size: int | None = None,
     batch_size: int | None = None,
     data_plate: str | None = None,
@@ -309,7 +309,7 @@ def importance_sampling(
         As for an objective. The latent variables of each observation and its likelihood belong to one plate.
     *args
         Arguments of model and guide: the data.
-    num_samples : int, default 5000
+    num_draws : int, default 5000
         Draws per observation.
     chunk_size : int, optional
         Draws per observation and batch. Memory is proportional to ``chunk_size`` times ``batch_size``, which is 4,000
@@ -330,7 +330,7 @@ def importance_sampling(
     Raises
     ------
     SettingsError
-        If ``num_samples``, ``chunk_size`` or ``batch_size`` is not positive.
+        If ``num_draws``, ``chunk_size`` or ``batch_size`` is not positive.
     GuideError
         If guide and model do not match, or the guide enumerates a site.
     ModelError
@@ -355,26 +355,26 @@ def importance_sampling(
     ...     with pyro.plate("data", len(x)):
     ...         pyro.sample("z", dist.Normal(0.4 * x, 0.8))
     >>> x = torch.tensor([1.0, -0.5])
-    >>> result = importance_sampling(model, guide, x, num_samples=2000)
+    >>> result = importance_sampling(model, guide, x, num_draws=2000)
     >>> error = result.log_likelihood - dist.Normal(0.0, 2**0.5).log_prob(x)
     >>> result.trusted, bool((error.abs() < 4 * result.pointwise_standard_error).all())
     (True, True)
     """
-    positive(num_samples=num_samples, chunk_size=chunk_size, batch_size=batch_size)
+    positive(num_draws=num_draws, chunk_size=chunk_size, batch_size=batch_size)
     begin = time.monotonic()
     cpu = new_generator(seed, stream="held-out importance sampling")
     with global_stream(cpu):
         data = Minibatches.of(model, guide, args, batch_size, data_plate)
-    chunk = min(chunk_size or max(1, ROWS // data.batch_size), num_samples)
+    chunk = min(chunk_size or max(1, ROWS // data.batch_size), num_draws)
     found: list[_Weights] = []
-    with progress_bar("importance sampling", data.num_items * num_samples, progress) as bar:
+    with progress_bar("importance sampling", data.num_data * num_draws, progress) as bar:
         with already_validated(), global_stream(cpu):
             for rows, batch in data:
-                weights = _Weights(num_samples)
-                for start in range(0, num_samples, chunk):
-                    count = min(chunk, num_samples - start)
+                weights = _Weights(num_draws)
+                for start in range(0, num_draws, chunk):
+                    count = min(chunk, num_draws - start)
                     weights.add(draw_particles(model, guide, batch, count, data.nesting, data_plate).log_weight)
-                    bar.update(rows.start * num_samples + (rows.stop - rows.start) * (start + count))
+                    bar.update(rows.start * num_draws + (rows.stop - rows.start) * (start + count))
                 found.append(weights)
     log_likelihood = torch.cat([w.log_mean() for w in found])
     # The error includes the rounding error of the weights' dtype.
@@ -384,20 +384,20 @@ def importance_sampling(
     problems = tail_problems(pareto_k, "use annealed importance sampling, a closer guide, or more samples")
     if lost := sum(w.num_nan for w in found):
         problems.append(
-            f"{100 * lost / (num_samples * data.num_items):.2g} % of the weights are NaN and were counted as zero: "
+            f"{100 * lost / (num_draws * data.num_data):.2g} % of the weights are NaN and were counted as zero: "
             "correct the model or the guide"
         )
     seconds = time.monotonic() - begin
-    return HeldOut("importance_sampling", log_likelihood, error, num_samples, pareto_k, tuple(problems), seconds)
+    return HeldOut("importance_sampling", log_likelihood, error, num_draws, pareto_k, tuple(problems), seconds)
 
 
 class _Weights:
     """Sums of weights of a minibatch, and its largest weights, accumulated chunk by chunk."""
 
-    def __init__(self, num_samples: int) -> None:
-        self._count = num_samples
+    def __init__(self, num_draws: int) -> None:
+        self._count = num_draws
         # One more than the tail of the Pareto fit.
-        self._num_kept = min(num_samples, math.ceil(3 * math.sqrt(num_samples)) + 1)
+        self._num_kept = min(num_draws, math.ceil(3 * math.sqrt(num_draws)) + 1)
         self._first = self._second = self._smallest = self._largest = torch.empty(0)
         self._waiting: list[Tensor] = []
         self.num_nan = 0

@@ -76,7 +76,7 @@ def active_units(
     guide: Callable[..., Any],
     *args: Any,
     threshold: float = 0.01,
-    num_samples: int = 16,
+    num_draws: int = 16,
     data_plate: str | None = None,
     seed: int = 0,
 ) -> ActiveUnits:
@@ -93,7 +93,7 @@ def active_units(
     *args
         Arguments of the guide: the data, at least two observations.
     threshold : float, default 0.01
-    num_samples : int, default 16
+    num_draws : int, default 16
         Draws per observation, at least two.
     data_plate : str, optional
         Name of the plate of observations; by default the only plate that contains all sites.
@@ -106,7 +106,7 @@ def active_units(
     Raises
     ------
     SettingsError
-        If the threshold is not positive or ``num_samples`` is below two.
+        If the threshold is not positive or ``num_draws`` is below two.
     DataError
         If there is only one observation.
     GuideError
@@ -130,16 +130,16 @@ def active_units(
     >>> result.count, result.active["z"].tolist()
     (2, [True, False, True])
     """
-    positive(num_samples=num_samples)
-    if num_samples < 2:
-        raise SettingsError("num_samples must be at least 2: the error of a mean is estimated from several draws")
+    positive(num_draws=num_draws)
+    if num_draws < 2:
+        raise SettingsError("num_draws must be at least 2: the error of a mean is estimated from several draws")
     threshold = real_number("threshold", threshold, "(0, inf)")
     # The guide also serves as the model, so that functions for runs of both accept it alone.
     with global_stream(new_generator(seed, stream="active units")):
         data = Minibatches.of(guide, guide, args, None, data_plate)
-        if data.num_items < 2:
+        if data.num_data < 2:
             raise DataError("active units need at least two observations; give several")
-        particles = draw_particles(guide, guide, args, num_samples, data.nesting, data_plate)
+        particles = draw_particles(guide, guide, args, num_draws, data.nesting, data_plate)
     variance, error = {}, {}
     for name, site in particles.guide_sites.items():
         if not site["is_observed"]:
@@ -234,7 +234,7 @@ def mutual_information(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     *args: Any,
-    num_samples: int = 10,
+    num_draws: int = 10,
     data_plate: str | None = None,
     seed: int = 0,
 ) -> Information:
@@ -252,8 +252,8 @@ def mutual_information(
         As for an objective. The latent variables of each observation belong to one plate and are continuous.
     *args
         Arguments of model and guide: the data.
-    num_samples : int, default 10
-        Draws per observation, at least two. The cost is proportional to ``num_samples * N ** 2``.
+    num_draws : int, default 10
+        Draws per observation, at least two. The cost is proportional to ``num_draws * N ** 2``.
     data_plate : str, optional
         Name of the plate of observations; by default the only plate that contains all sites.
     seed : int, default 0
@@ -266,7 +266,7 @@ def mutual_information(
     Raises
     ------
     SettingsError
-        If ``num_samples`` is below two.
+        If ``num_draws`` is below two.
     GuideError
         If guide and model do not match, or a latent site is discrete.
     ModelError
@@ -292,7 +292,7 @@ def mutual_information(
     >>> abs(result.value) < 1e-5
     True
     """
-    terms = _Terms.of(model, guide, args, num_samples, data_plate, seed)
+    terms = _Terms.of(model, guide, args, num_draws, data_plate, seed)
     value, error = _mean(terms.guide - terms.aggregate)
     count = terms.guide.shape[1]
     limit, problems = math.log(count), []
@@ -308,7 +308,7 @@ def aggregate_kl(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     *args: Any,
-    num_samples: int = 10,
+    num_draws: int = 10,
     data_plate: str | None = None,
     seed: int = 0,
 ) -> Information:
@@ -323,7 +323,7 @@ def aggregate_kl(
     model, guide : callable
     *args
         Arguments of model and guide: the data.
-    num_samples : int, default 10
+    num_draws : int, default 10
         Draws per observation, at least two.
     data_plate : str, optional
     seed : int, default 0
@@ -352,7 +352,7 @@ def aggregate_kl(
     >>> abs(result.value - 2.0) < 4 * result.standard_error
     True
     """
-    terms = _Terms.of(model, guide, args, num_samples, data_plate, seed)
+    terms = _Terms.of(model, guide, args, num_draws, data_plate, seed)
     return Information(*_mean(terms.aggregate - terms.prior))
 
 
@@ -370,17 +370,17 @@ class _Terms:
         model: Callable[..., Any],
         guide: Callable[..., Any],
         args: tuple[Any, ...],
-        num_samples: int,
+        num_draws: int,
         data_plate: str | None,
         seed: int,
     ) -> _Terms:
-        positive(num_samples=num_samples)
-        if num_samples < 2:
-            raise SettingsError("num_samples must be at least 2: the standard error is estimated from several draws")
+        positive(num_draws=num_draws)
+        if num_draws < 2:
+            raise SettingsError("num_draws must be at least 2: the standard error is estimated from several draws")
         with torch.no_grad(), global_stream(new_generator(seed, stream="information of the code")):
             data = Minibatches.of(model, guide, args, None, data_plate)
             with already_validated():
-                own, count = _density(model, guide, data, num_samples), data.num_items
+                own, count = _density(model, guide, data, num_draws), data.num_data
                 log_guide, log_prior = own.log_guide(own.position), own.log_prior(own.position)
                 # Every draw is evaluated under the guide of every observation.
                 many = max(1, min(ROWS // count, own.num_rows))
@@ -390,7 +390,7 @@ class _Terms:
                     rows = torch.cat([draws, draws[:1].expand(many - len(draws), -1)])  # the last chunk is padded
                     density = cross.log_guide(rows.repeat_interleave(count, 0)).reshape(many, count)
                     parts.append(density[: len(draws)].to(torch.float64).logsumexp(1) - math.log(count))
-        shape = (num_samples, count)
+        shape = (num_draws, count)
         return cls(*(x.to(torch.float64).reshape(shape) for x in (log_guide, torch.cat(parts), log_prior)))
 
 

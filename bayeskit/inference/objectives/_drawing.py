@@ -620,17 +620,17 @@ class Enumerated:
 
 class _Rows(NamedTuple):
     rows: Tensor
-    num_items: int
+    num_data: int
 
 
 _ROWS: ContextVar[_Rows | None] = ContextVar("rows of the minibatch", default=None)
 
 
 @contextmanager
-def rows_of_minibatch(rows: Tensor | None, num_items: int) -> Iterator[None]:
-    """Set the minibatch's row indices ``(batch,)`` into the ``num_items`` observations; None if unknown."""
+def rows_of_minibatch(rows: Tensor | None, num_data: int) -> Iterator[None]:
+    """Set the minibatch's row indices ``(batch,)`` into the ``num_data`` observations; None if unknown."""
     # Training loops know these rows; a model with a plate of the minibatch's size does not.
-    token = _ROWS.set(None if rows is None else _Rows(rows, num_items))
+    token = _ROWS.set(None if rows is None else _Rows(rows, num_data))
     try:
         yield
     finally:
@@ -653,7 +653,7 @@ class SubsampleIndices(Messenger):
         name, value, size = message["name"], message["value"], int(message["fn"].size)
         self.values[name], known = value, _ROWS.get()
         whole = known is not None and len(value) == size == len(known.rows)
-        self.items[name], self.sizes[name] = (known.rows, known.num_items) if known and whole else (value, size)
+        self.items[name], self.sizes[name] = (known.rows, known.num_data) if known and whole else (value, size)
 
 
 class _Supply(Messenger):

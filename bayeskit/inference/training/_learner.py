@@ -84,7 +84,7 @@ class Learner(nn.Module):
 
     def num_data(self, batch: Batch) -> int:
         """Return the number of observations to which the loss of ``batch`` refers."""
-        return batch.num_items if self.whole is None else self.whole
+        return batch.num_rows if self.whole is None else self.whole
 
     def culprit(self, batch: Batch) -> str:
         """Return a message with the site that makes the loss of ``batch`` non-finite."""

@@ -115,7 +115,7 @@ def _held_out(validation: Any, plan: TrainingPlan) -> Batches | None:
     if validation is None:
         return None
     whole = as_batches(validation, None, Ranks(), plan.seed)
-    if plan.batch_size is None or not isinstance(whole, Columns) or plan.batch_size >= whole.num_items:
+    if plan.batch_size is None or not isinstance(whole, Columns) or plan.batch_size >= whole.num_data:
         return whole
     return as_batches(validation, plan.batch_size, Ranks(), plan.seed)
 
@@ -348,8 +348,8 @@ class _Run:
                             f"model and guide run with the data and fail with the validation data, where they raise "
                             f"{type(error).__name__}: {error}"
                         ) from error
-                    total += float(loss) * here.num_items
-                    items += here.num_items
+                    total += float(loss) * here.num_rows
+                    items += here.num_rows
         finally:
             for module, mode in modes:
                 module.training = mode

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     num_data: int = 0
 
     @property
-    def num_items(self) -> int:
+    def num_rows(self) -> int:
         """Length of the leading dimension; 1 for a batch without tensors of at least one dimension."""
         tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.dim()]
         return len(tensors[0]) if tensors else 1
@@ -54,7 +54,7 @@ class Batches:
 
     @property
     @abstractmethod
-    def num_items(self) -> int | None:
+    def num_data(self) -> int | None:
         """Number of items per epoch, or None if unknown."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Columns(Batches):
         next(self._ranks.minibatches(self._count, self._batch_size, seed=seed))  # raises for an invalid batch size
 
     @property
-    def num_items(self) -> int:
+    def num_data(self) -> int:
         """Number of items."""
         return self._count
 
@@ -148,7 +148,7 @@ class _Given(Batches):
         self._source, self._seed = source, seed
 
     @property
-    def num_items(self) -> None:
+    def num_data(self) -> None:
         """Unknown: None."""
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -183,7 +183,7 @@ class _Nothing(Batches):
     """No data: model and guide are called without arguments."""
 
     @property
-    def num_items(self) -> int:
+    def num_data(self) -> int:
         """Always 1."""
         return 1
 

@@ -365,9 +365,9 @@ def _check_size(num_cells: int, num_mutations: int) -> None:
         )
 
 
-def subset_members(num_items: int, like: Tensor) -> Tensor:
-    """Return indicators of the items of each subset, dtype of ``like``: ``(2**num_items, num_items)``."""
-    return digits_of(2**num_items, 2, num_items, like.device).to(like)
+def subset_members(size: int, like: Tensor) -> Tensor:
+    """Return indicators of the items of each subset, dtype of ``like``: ``(2**size, size)``."""
+    return digits_of(2**size, 2, size, like.device).to(like)
 
 
 def _entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 Train with ``objective.differentiable_loss(vae.model, vae.guide, x)`` and a torch optimiser, or with
 ``pyro.infer.SVI(vae.model, vae.guide, ...)``. Clear Pyro's parameter store before training another model of the same
 class by SVI, because the store is keyed by name. For a minibatch ``x``, pass the size of the full data set as
-``num_items``.
+``num_data``.
 """
 
 from bayeskit.models.vae import likelihoods

@@ -227,24 +227,24 @@ class ConditionalVAE(GenerativeModel):
         self.encoder, self.decoder, self.prior = encoder, decoder, StandardNormal(latent_dim)
 
     @pyro_method
-    def model(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
+    def model(self, x: Tensor, y: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row of ``x (n, data_dim)`` and observe the row under the likelihood.
 
-        ``y``: conditions, ``(n, condition_dim)``; encode class labels with :func:`one_hot`. ``num_items`` as in
+        ``y``: conditions, ``(n, condition_dim)``; encode class labels with :func:`one_hot`. ``num_data`` as in
         :meth:`VAE.model`.
         """
         self.check(x)
         self.check_condition(y, x.shape[:-1])
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             z = pyro.sample("z", self.prior())
             self.observe(x, self.decoder(beside(z, y)))
 
     @pyro_method
-    def guide(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
+    def guide(self, x: Tensor, y: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         self.check_layout(x)
         self.check_condition(y, x.shape[:-1])
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             pyro.sample("z", self.encoder(beside(x, y)))
 
     def encode(self, x: Tensor, y: Tensor) -> Tensor:
@@ -376,20 +376,20 @@ class HierarchicalVAE(GenerativeModel):
         self.decoder, self.top = decoder, StandardNormal(latent_dims[-1])
 
     @pyro_method
-    def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw the codes top-down and observe the data ``(n, *data_shape)``; ``num_items`` as in :meth:`VAE.model`."""
+    def model(self, x: Tensor, num_data: int | None = None) -> None:
+        """Draw the codes top-down and observe the data ``(n, *data_shape)``; ``num_data`` as in :meth:`VAE.model`."""
         self.check(x)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             z = pyro.sample(f"z{len(self.latent_dims)}", self.top())
             for layer, prior in reversed(list(enumerate(self.priors, start=1))):
                 z = pyro.sample(f"z{layer}", prior(z))
             self.observe(x, self.decoder(z))
 
     @pyro_method
-    def guide(self, x: Tensor, num_items: int | None = None) -> None:
+    def guide(self, x: Tensor, num_data: int | None = None) -> None:
         """Draw the codes bottom-up; same arguments as :meth:`model`."""
         self.check_layout(x)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             z = x
             for layer, encoder in enumerate(self.encoders, start=1):
                 z = pyro.sample(f"z{layer}", encoder(z))
@@ -511,26 +511,26 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         self.vae, self.inputs = vae, inputs
 
     @pyro_method
-    def model(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
+    def model(self, x: Tensor, mask: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the non-missing entries of the row.
 
         ``x``: ``(n, *data_shape)``; missing entries may have any value, including NaN. ``mask``: True where an entry is
-        observed, same shape. ``num_items`` and errors as in :meth:`VAE.model`.
+        observed, same shape. ``num_data`` and errors as in :meth:`VAE.model`.
         """
         vae = self.vae
         filled = self.fill(x, mask)
         vae.check(filled)
-        with vae.data_plate(filled, num_items):
+        with vae.data_plate(filled, num_data):
             z = pyro.sample("z", vae.prior())
             pyro.sample("x", self._observed(vae.decoder(z), mask), obs=filled)
 
     @pyro_method
-    def guide(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
+    def guide(self, x: Tensor, mask: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         vae = self.vae
         filled = self.fill(x, mask)
         vae.check_layout(filled)
-        with vae.data_plate(filled, num_items):
+        with vae.data_plate(filled, num_data):
             pyro.sample("z", self.posterior(filled, mask))
 
     def posterior(self, x: Tensor, mask: Tensor) -> Any:
@@ -646,15 +646,15 @@ class SemiSupervisedVAE(GenerativeModel):
         self.register_buffer("class_logits", torch.zeros(num_classes), persistent=False)
 
     @pyro_method
-    def model(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
+    def model(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> None:
         """Draw a label ``y`` and a code ``z`` for each row of ``x (n, data_dim)``; observe the row and a known label.
 
-        ``y``: integer labels, ``(n,)``; None if unknown. ``num_items`` (of the labelled or unlabelled set) and errors
+        ``y``: integer labels, ``(n,)``; None if unknown. ``num_data`` (of the labelled or unlabelled set) and errors
         as in :meth:`VAE.model`.
         """
         self.check(x)
         self._check_labels(x, y)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             label = pyro.sample("y", dist.Categorical(logits=self.class_logits, validate_args=False), obs=y)
             if y is not None and self.classification_weight:
                 log_probability = self._classes(x).log_prob(y)
@@ -663,10 +663,10 @@ class SemiSupervisedVAE(GenerativeModel):
             self.observe(x, self.decoder(beside(z, self._one_hot(label))))
 
     @pyro_method
-    def guide(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
+    def guide(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> None:
         """Draw the label (unless given) from the classifier and the code from the encoder; see :meth:`model`."""
         self.check_layout(x)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             label = y
             if label is None:
                 label = pyro.sample("y", self._classes(x), infer={"enumerate": "parallel"})

@@ -90,21 +90,21 @@ class DiscreteVAE(GenerativeModel):
         return self.code_distribution(like.new_zeros(self.code_shape))
 
     @pyro_method
-    def model(self, x: Tensor, num_items: int | None = None) -> None:
+    def model(self, x: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row of ``x (n, *data_shape)`` and observe it, as in :meth:`Autoencoder.model`."""
         x = self._numbers(x)
         self.check(x)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             z = pyro.sample("z", self.prior())
             self.observe(x, self.decoder(z))
 
     @pyro_method
-    def guide(self, x: Tensor, num_items: int | None = None) -> None:
+    def guide(self, x: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         x = self._numbers(x)
         self.check_layout(x)
         infer: Any = {} if self.gradient is None else {"gradient": self.gradient}
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             pyro.sample("z", self.posterior(x), infer=infer)
 
     def encode(self, x: Tensor) -> Tensor:

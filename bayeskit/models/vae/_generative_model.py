@@ -71,23 +71,22 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
                 f"model with .to({x.dtype})"
             )
 
-    def data_plate(self, x: Tensor, num_items: int | None) -> Any:
+    def data_plate(self, x: Tensor, num_data: int | None) -> Any:
         """Return the plate "data" over the rows of ``x (n, *data_shape)``.
 
-        Raises ``ShapeError`` if ``x`` does not have exactly one batch dimension; ``SettingsError`` if ``num_items`` is
+        Raises ``ShapeError`` if ``x`` does not have exactly one batch dimension; ``SettingsError`` if ``num_data`` is
         less than ``n``.
         """
         if x.dim() != self.event_dim + 1:
             raise ShapeError(f"x has shape {tuple(x.shape)}; model and guide need (n, {self._shape_text})")
         size = len(x)
-        if num_items is None or num_items == size:
+        if num_data is None or num_data == size:
             return pyro.plate("data", size, dim=-1)
-        if num_items < size:
+        if num_data < size:
             raise SettingsError(
-                f"num_items is {num_items}, but the minibatch has {size} observations; give the size of the full data "
-                "set"
+                f"num_data is {num_data}, but the minibatch has {size} observations; give the size of the full data set"
             )
-        return pyro.plate("data", num_items, subsample=torch.arange(size, device=x.device), dim=-1)
+        return pyro.plate("data", num_data, subsample=torch.arange(size, device=x.device), dim=-1)
 
     def observe(self, x: Tensor, outputs: Tensor) -> None:
         """Observe the data under the likelihood given the decoder's outputs."""
@@ -127,23 +126,23 @@ class Autoencoder(GenerativeModel):
         self.prior = StandardNormal(latent_dim) if prior is None else prior
 
     @pyro_method
-    def model(self, x: Tensor, num_items: int | None = None) -> None:
+    def model(self, x: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
-        ``x``: ``(n, *data_shape)``. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``.
+        ``x``: ``(n, *data_shape)``. ``num_data``: size of the full data set if ``x`` is a minibatch; default ``n``.
         Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
-        not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
+        not valid; ``SettingsError`` if ``num_data`` is less than ``n``.
         """
         self.check(x)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             z = pyro.sample("z", self.prior())
             self.observe(x, self.decoder(z))
 
     @pyro_method
-    def guide(self, x: Tensor, num_items: int | None = None) -> None:
+    def guide(self, x: Tensor, num_data: int | None = None) -> None:
         """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         self.check_layout(x)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             pyro.sample("z", self.encoder(x))
 
     def encode(self, x: Tensor, *, num_samples: int = 1000, seed: int | torch.Generator = 0) -> Tensor:

@@ -105,10 +105,10 @@ class LinearVAE(Autoencoder):
         return model
 
     @pyro_method
-    def exact_guide(self, x: Tensor, num_items: int | None = None) -> None:
+    def exact_guide(self, x: Tensor, num_data: int | None = None) -> None:
         """Draw the codes from their exact posterior; use in place of :meth:`guide`. It adds no parameters."""
         self.check_layout(x)
-        with self.data_plate(x, num_items):
+        with self.data_plate(x, num_data):
             pyro.sample("z", self.posterior(x))
 
     def posterior(self, x: Tensor, mask: Tensor | None = None) -> dist.MultivariateNormal:

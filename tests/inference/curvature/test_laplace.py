@@ -250,5 +250,5 @@ def test_bad_settings():
     posterior = laplace_posterior(module, likelihood, x, y, 1.0, tolerance=ANYWHERE)
     with pytest.raises(DataError, match="not finite"):
         posterior.predict(x / 0)
-    with pytest.raises(SettingsError, match="num_samples"):
+    with pytest.raises(SettingsError, match="num_draws"):
         posterior.sample(0, seed=0)

@@ -81,7 +81,7 @@ def exact_curve(n, alpha=ALPHA):
 @pytest.fixture(scope="module")
 def curve():
     posterior = coarsened_posterior(FLAT, dist.Bernoulli, tosses(100), 10.0)
-    return calibration_curve(posterior, ALPHA, num_chains=40, num_warmup=200, num_samples=250, progress=False)
+    return calibration_curve(posterior, ALPHA, num_chains=40, num_warmup=200, num_draws=250, progress=False)
 
 
 @pytest.mark.calibration
@@ -115,7 +115,7 @@ def test_elbow_table_and_plot(curve):
 @pytest.mark.calibration
 def test_a_complexity_of_ones_own(limit):
     posterior = coarsened_posterior(FLAT, dist.Bernoulli, tosses(100), 10.0)
-    curve = calibration_curve(posterior, [2.0, 5.0, 20.0], lambda v: v["theta"], num_warmup=100, num_samples=100,
+    curve = calibration_curve(posterior, [2.0, 5.0, 20.0], lambda v: v["theta"], num_warmup=100, num_draws=100,
                               num_chains=40, progress=False)  # fmt: skip
     power = curve.weight.numpy()
     z = (curve.complexity.numpy() - (1 + 56 * power) / (2 + 100 * power)) / curve.complexity_error.numpy()

@@ -103,7 +103,7 @@ def test_agrees_with_the_exact_likelihood_of_a_linear_vae_and_beats_importance_s
     assert float(z.abs().max()) < limit(len(x))
     assert result.trusted
     assert result.pareto_k is None
-    plain = importance_sampling(vae.model, vae.guide, x, num_samples=40)
+    plain = importance_sampling(vae.model, vae.guide, x, num_draws=40)
     assert result.standard_error < plain.standard_error / 3
 
 

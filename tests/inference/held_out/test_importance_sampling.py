@@ -63,7 +63,7 @@ def test_scaled_latent_variables_are_refused(which, estimate):
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 7, "chunk_size": 300}, {"chunk_size": 3000}])
 def test_agrees_with_the_exact_likelihood_of_a_linear_vae(linear_vae, settings, limit):
     vae, x = linear_vae
-    result = importance_sampling(vae.model, vae.guide, x, num_samples=3000, seed=1, **settings)
+    result = importance_sampling(vae.model, vae.guide, x, num_draws=3000, seed=1, **settings)
     log_likelihood = vae.log_likelihood(x).detach()
     assert result.log_likelihood.shape == result.pareto_k.shape == (30,)
     assert float(z_scores(result, log_likelihood).abs().max()) < limit(30)
@@ -75,14 +75,14 @@ def test_agrees_with_the_exact_likelihood_of_a_linear_vae(linear_vae, settings, 
 def test_a_weight_with_the_wrong_sign_of_the_guide_is_noticed(linear_vae, monkeypatch, limit):
     vae, x = linear_vae
     monkeypatch.setattr(Particles, "log_weight", property(lambda self: self.log_model + self.log_guide_total))
-    result = importance_sampling(vae.model, vae.guide, x, num_samples=3000, seed=1)
+    result = importance_sampling(vae.model, vae.guide, x, num_draws=3000, seed=1)
     assert float(z_scores(result, vae.log_likelihood(x).detach()).abs().max()) > limit(30)
 
 
 @pytest.mark.calibration
 def test_standard_errors_are_those_of_replicates():
     x = torch.full((4000,), 1.5, dtype=DOUBLE)
-    result = importance_sampling(model, guide, x, num_samples=100, seed=3, batch_size=1000)
+    result = importance_sampling(model, guide, x, num_draws=100, seed=3, batch_size=1000)
     spread = float(result.log_likelihood.std())
     # The sample deviation of 4,000 estimates has a relative error of about 1 / sqrt(8000); five of these.
     assert abs(float(result.pointwise_standard_error.square().mean().sqrt()) / spread - 1) < 5 / math.sqrt(8000)
@@ -95,7 +95,7 @@ def test_equal_weights_have_no_error_but_rounding():
         with pyro.plate("data", len(x)):
             pyro.sample("z", dist.Normal(x / 2, 0.5**0.5))
 
-    result = importance_sampling(model, posterior, X, num_samples=200)
+    result = importance_sampling(model, posterior, X, num_draws=200)
     assert float((result.log_likelihood - exact(X)).abs().max()) < 1e-10
     assert float(result.pointwise_standard_error.max()) < 1e-7
     assert result.trusted
@@ -118,7 +118,7 @@ def test_a_guide_too_narrow_is_not_trusted():
         with pyro.plate("data", len(x)):
             pyro.sample("z", dist.Normal(x / 2, 0.2))
 
-    result = importance_sampling(model, narrow, X, num_samples=2000)
+    result = importance_sampling(model, narrow, X, num_draws=2000)
     assert float(result.pareto_k.mean()) > 0.7
     assert not result.trusted
     share = 100 * float((result.pareto_k > 0.7).double().mean())
@@ -136,7 +136,7 @@ def test_discrete_guides_are_fine(limit):
         with pyro.plate("data", len(x)):
             pyro.sample("b", dist.Bernoulli(torch.full_like(x, 0.6)))
 
-    result = importance_sampling(coin_model, coin_guide, X, num_samples=2000)
+    result = importance_sampling(coin_model, coin_guide, X, num_draws=2000)
     of_b = [
         math.log(p) + dist.Normal(torch.tensor(m, dtype=DOUBLE), 1.0).log_prob(X) for p, m in ((0.7, -1), (0.3, 1.5))
     ]
@@ -146,7 +146,7 @@ def test_discrete_guides_are_fine(limit):
 
 def test_single_precision_and_seeds():
     x = X.float()
-    first, again, other = (importance_sampling(model, guide, x, num_samples=50, seed=s) for s in (0, 0, 1))
+    first, again, other = (importance_sampling(model, guide, x, num_draws=50, seed=s) for s in (0, 0, 1))
     assert first.log_likelihood.dtype == DOUBLE
     assert torch.equal(first.log_likelihood, again.log_likelihood)
     assert not torch.equal(first.log_likelihood, other.log_likelihood)
@@ -163,7 +163,7 @@ def test_several_arguments_are_sliced_together(limit):
             pyro.sample("z", dist.Normal(0.5 * (x + shift), 0.9))
 
     arguments = X, X.flip(0) ** 2, torch.tensor(1.0, dtype=DOUBLE)
-    result = importance_sampling(shifted_model, shifted_guide, *arguments, num_samples=1000, batch_size=9)
+    result = importance_sampling(shifted_model, shifted_guide, *arguments, num_draws=1000, batch_size=9)
     assert float(z_scores(result, exact(X - arguments[1])).abs().max()) < limit(len(X))
 
 
@@ -180,26 +180,26 @@ def test_weights_that_are_nan_count_as_zero():
             pyro.sample("x", dist.Normal(z, 1.0), obs=x)
             pyro.factor("gap", torch.where(z > 2.7, -1e9, 0.0))
 
-    result, truth = (importance_sampling(m, guide, X, num_samples=400, seed=3) for m in (lost, with_gap))
+    result, truth = (importance_sampling(m, guide, X, num_draws=400, seed=3) for m in (lost, with_gap))
     assert any("NaN" in warning for warning in result.warnings)
     assert torch.equal(result.log_likelihood, truth.log_likelihood)
 
 
 def test_table_plot_and_error_of_one_draw():
-    result = importance_sampling(model, guide, X, num_samples=200)
+    result = importance_sampling(model, guide, X, num_draws=200)
     table = result.to_pandas()
     assert list(table.columns) == ["log_likelihood", "standard_error", "pareto_k"]
     assert len(table) == len(X)
     assert result.total == pytest.approx(len(X) * result.mean)
     axes = result.plot(Figure().subplots())
     assert axes.get_ylabel() == "log likelihood (nats)"
-    single = importance_sampling(model, guide, X, num_samples=1)
+    single = importance_sampling(model, guide, X, num_draws=1)
     assert bool(single.pointwise_standard_error.isnan().all())
     assert not single.trusted
     assert HeldOut("m", torch.zeros(3), torch.ones(3), 5).plot(Figure().subplots()).lines
 
 
-@pytest.mark.parametrize("setting", ["num_samples", "chunk_size", "batch_size"])
+@pytest.mark.parametrize("setting", ["num_draws", "chunk_size", "batch_size"])
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])
 def test_nothing_to_draw_is_refused(setting, value):
     with pytest.raises(SettingsError, match=setting):

@@ -42,12 +42,12 @@ def by_quadrature():
 
 def test_agrees_with_quadrature(limit):
     information, divergence = by_quadrature()
-    found = mutual_information(model, guide, X, num_samples=400)
+    found = mutual_information(model, guide, X, num_draws=400)
     assert abs(found.value - information) < limit() * found.standard_error
     assert found.standard_error < 0.01
     assert found.limit == pytest.approx(math.log(40))
     assert found.trusted
-    other = aggregate_kl(model, guide, X, num_samples=400)
+    other = aggregate_kl(model, guide, X, num_draws=400)
     assert abs(other.value - divergence) < limit() * other.standard_error
     assert other.standard_error < 0.01
 
@@ -55,24 +55,24 @@ def test_agrees_with_quadrature(limit):
 def test_both_add_up_to_the_mean_divergence(limit):
     prior = dist.Normal(torch.zeros((), dtype=DOUBLE), 1.0)
     mean_kl = torch.distributions.kl_divergence(dist.Normal(0.8 * X, SCALE), prior).mean()
-    parts = [f(model, guide, X, num_samples=400, seed=2) for f in (mutual_information, aggregate_kl)]
+    parts = [f(model, guide, X, num_draws=400, seed=2) for f in (mutual_information, aggregate_kl)]
     error = sum(part.standard_error for part in parts)  # they share draws
     assert abs(sum(part.value for part in parts) - float(mean_kl)) < limit() * error
 
 
 def test_chunks_change_nothing_and_a_mixture_without_its_weight_is_noticed(monkeypatch, limit):
-    whole = mutual_information(model, guide, X, num_samples=20).value
+    whole = mutual_information(model, guide, X, num_draws=20).value
     monkeypatch.setattr(module, "ROWS", 7 * len(X))
-    assert mutual_information(model, guide, X, num_samples=20).value == pytest.approx(whole, abs=1e-12)
+    assert mutual_information(model, guide, X, num_draws=20).value == pytest.approx(whole, abs=1e-12)
     # A mixture over the lower half of the data is another one.
     monkeypatch.undo()
-    half = mutual_information(model, guide, X.sort().values[:20], num_samples=400)
+    half = mutual_information(model, guide, X.sort().values[:20], num_draws=400)
     assert abs(half.value - by_quadrature()[0]) > limit() * half.standard_error
 
 
 @pytest.mark.calibration
 def test_replicates_give_the_standard_error():
-    found = [mutual_information(model, guide, X, num_samples=4, seed=seed) for seed in range(200)]
+    found = [mutual_information(model, guide, X, num_draws=4, seed=seed) for seed in range(200)]
     spread = float(torch.tensor([f.value for f in found], dtype=DOUBLE).std())
     claimed = math.sqrt(sum(f.standard_error**2 for f in found) / len(found))
     assert abs(claimed / spread - 1) < 5 / math.sqrt(2 * len(found))
@@ -132,7 +132,7 @@ def test_active_units_of_a_linear_guide_are_exact():
 
 
 def many_variances(num_seeds=60):
-    found = [active_units(without_mean, X, num_samples=4, seed=seed).variance["z"] for seed in range(num_seeds)]
+    found = [active_units(without_mean, X, num_draws=4, seed=seed).variance["z"] for seed in range(num_seeds)]
     found = torch.stack(found)
     return (found.mean(0) - WEIGHT.square() * X.var()) / (found.std(0) / math.sqrt(num_seeds))
 
@@ -162,10 +162,10 @@ def test_bad_input_is_refused():
         with pyro.plate("data", len(x)):
             pyro.sample("z", dist.Bernoulli(torch.full_like(x, 0.5)))
 
-    with pytest.raises(SettingsError, match="num_samples"):
-        mutual_information(model, guide, X, num_samples=0)
+    with pytest.raises(SettingsError, match="num_draws"):
+        mutual_information(model, guide, X, num_draws=0)
     with pytest.raises(SettingsError, match="at least 2"):
-        aggregate_kl(model, guide, X, num_samples=1)
+        aggregate_kl(model, guide, X, num_draws=1)
     with pytest.raises(GuideError, match="'z'"):
         aggregate_kl(model, lambda x: None, X)
     with pytest.raises(SettingsError, match="threshold"):

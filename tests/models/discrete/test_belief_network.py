@@ -146,7 +146,7 @@ def test_gradients_of_several_layers_are_unbiased(gradient, limit):
 
 def test_importance_sampling_agrees_with_enumeration(limit):
     made, x = network([2, 3, 4], scale=0.5), all_rows(4)
-    result = importance_sampling(made.model, made.guide, x, num_samples=4000, seed=0, progress=False)
+    result = importance_sampling(made.model, made.guide, x, num_draws=4000, seed=0, progress=False)
     with torch.no_grad():
         error = result.log_likelihood - made.log_evidence(x)
     assert bool((error.abs() < limit(16) * result.pointwise_standard_error).all())

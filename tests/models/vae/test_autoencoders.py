@@ -117,11 +117,11 @@ def test_a_minibatch_stands_for_all_items(name):
     model = make(name)
     data = arguments(name, model)
     state = torch.get_rng_state()
-    for part, whole in zip(run(model, data, num_items=50), run(model, data), strict=True):
+    for part, whole in zip(run(model, data, num_data=50), run(model, data), strict=True):
         torch.testing.assert_close(part.log_prob_sum(), 10 * whole.log_prob_sum(), rtol=1e-12, atol=0)
     assert torch.equal(state, torch.get_rng_state())
-    with pytest.raises(SettingsError, match="num_items is 3"):
-        model.model(*data, num_items=3)
+    with pytest.raises(SettingsError, match="num_data is 3"):
+        model.model(*data, num_data=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

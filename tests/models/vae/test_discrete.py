@@ -115,7 +115,7 @@ def test_objective_by_enumeration_is_the_exact_bound(function):
 
 def test_importance_sampling_agrees_with_enumeration(limit):
     vae = made(binary_vae, data_dim=4, hidden=(5,), num_bits=3)
-    result = importance_sampling(vae.model, vae.guide, PATTERNS, num_samples=4000, seed=0, progress=False)
+    result = importance_sampling(vae.model, vae.guide, PATTERNS, num_draws=4000, seed=0, progress=False)
     with torch.no_grad():
         error = result.log_likelihood - vae.log_evidence(PATTERNS)
     assert bool((error.abs() < limit(8) * result.pointwise_standard_error).all())

@@ -49,8 +49,8 @@ def log_normal(distribution, z):
 class WrongWayUp(HierarchicalVAE):
     """Take the conditional distributions of the codes in the wrong order."""
 
-    def model(self, x, num_items=None):
-        with self.data_plate(x, num_items):
+    def model(self, x, num_data=None):
+        with self.data_plate(x, num_data):
             z = pyro.sample("z3", self.top())
             for layer, prior in zip((1, 2), self.priors, strict=True):
                 z = pyro.sample(f"z{layer}", prior(z))

@@ -348,8 +348,8 @@ def test_probabilities_of_classes(limit):
     y = torch.tensor([0, 1, 0, 1, 1, 0])
     mode = find_parameter_mode(filled(nn.Linear(2, 2)), Categorical(), x, y, 0.5)
     posterior = laplace_posterior(mode, Categorical(), x, y, 0.5)
-    found = posterior.predict_probabilities(x, num_samples=40_000, seed=3)
-    assert torch.equal(found, posterior.predict_probabilities(x, num_samples=40_000, seed=3))
+    found = posterior.predict_probabilities(x, num_draws=40_000, seed=3)
+    assert torch.equal(found, posterior.predict_probabilities(x, num_draws=40_000, seed=3))
     # With two classes, the difference of logits is one normal variable.
     mean, covariance = posterior.predict(x)
     contrast = torch.tensor([1.0, -1.0], dtype=DOUBLE)
