@@ -455,11 +455,10 @@ class _Reader:
                 parts = parts[1:]
             if len(parts) > 2 and self._generator is not None:
                 joined += _join_at_random(parts, self._generator)
-            elif len(parts) != 2:
-                remedy = "pass resolve=True, which resolves the node at random" if len(parts) > 2 else "remove the node"
+            elif len(parts) > 2:
                 raise TreeError(
                     f"{where}: the node above {describe_node(parsed.children, names, node)} joins {len(children)} "
-                    f"subtrees; the tree is not binary. Remedy: {remedy}."
+                    "subtrees; the tree is not binary. Remedy: pass resolve=True, which resolves the node at random."
                 )
         return below, joined
 
@@ -847,7 +846,7 @@ class TreeSample(RankedTopologies):
         Supported are `.t` and `.trprobs` files of MrBayes, `.trees` files of BEAST, logs of RevBayes with one column of
         trees, tree files of PHYLIP and PAML, whose first line has the number of trees (text behind these trees is not
         read), and Newick lists with or without a weight before each tree. Annotations of nodes are ignored, and so are
-        the marks of branches in PAML's files.
+        the marks of branches in PAML's files. A node with one child is joined to this child.
 
         Parameters
         ----------
@@ -894,8 +893,8 @@ class TreeSample(RankedTopologies):
         Warns
         -----
         ConversionWarning
-            Once per file, if roots were removed, if only some trees have weights, if trees follow those that a first
-            line of counts announces, or if the file is truncated and `incomplete` is "warn".
+            Once per file, if roots were removed, if nodes have one child, if only some trees have weights, if trees
+            follow those that a first line of counts announces, or if the file is truncated and `incomplete` is "warn".
 
         Examples
         --------
