@@ -37,6 +37,22 @@ def student_log_prob(z: Tensor, degrees_of_freedom: float) -> Tensor:
     return student_log_constant(df, d) - (df + d) / 2 * torch.log1p(z.square().sum(-1) / df)
 
 
+def student_noise(
+    shape: Sequence[int], degrees_of_freedom: float, generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Draw standard multivariate Student-t vectors ``(*batch, d)``, on the device of the generator."""
+    *batch, _ = shape
+    normal = torch.randn(*shape, generator=generator, dtype=dtype, device=generator.device)
+    # A chi-squared variable with real degrees of freedom; torch's gamma sampler accepts the generator.
+    concentration = torch.full((*batch, 1), degrees_of_freedom / 2, dtype=dtype, device=generator.device)
+    return normal * (degrees_of_freedom / (2 * standard_gamma(concentration, generator=generator))).sqrt()
+
+
+def normal_log_prob(z: Tensor, variance: float = 1.0) -> Tensor:
+    """Return the log density of independent normal variables of one variance, ``(*batch, d) -> (*batch)``."""
+    return -z.square().sum(-1) / (2 * variance) - 0.5 * z.shape[-1] * math.log(2 * math.pi * variance)
+
+
 class _Part(Protocol):
     """A distribution of vectors that can be drawn and has a density."""
 
@@ -58,13 +74,8 @@ class StudentT:
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw points of each distribution, ``(*batch, num_draws, d)``."""
         *batch, d = self.location.shape
-        dtype = self.location.dtype
-        normal = torch.randn(*batch, num_draws, d, generator=generator, dtype=dtype)
-        # A chi-squared variable with real degrees of freedom; torch's gamma sampler accepts the generator.
-        concentration = torch.full((*batch, num_draws, 1), self.df / 2, dtype=dtype)
-        chi_squared = 2 * standard_gamma(concentration, generator=generator)
-        scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
-        return self.location.unsqueeze(-2) + scaled @ self.factor.mT
+        standard = student_noise((*batch, num_draws, d), self.df, generator, self.location.dtype)
+        return self.location.unsqueeze(-2) + standard.to(self.location.device) @ self.factor.mT
 
     def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Return randomised quasi-Monte Carlo points ``(num_draws, d)`` of one distribution; calls are independent."""

@@ -34,7 +34,7 @@ from bayeskit._draws import Draws
 from bayeskit._logdensity.combinators import rebased
 from bayeskit._logdensity.target import Target
 from bayeskit.errors import CheckpointError, DataError, ModelError, SettingsError, ShapeError
-from bayeskit.inference._proposals import student_log_prob
+from bayeskit.inference._proposals import normal_log_prob, student_log_prob, student_noise
 from bayeskit.inference.amortization._networks import AmortizingNetwork, Inputs, Widths
 from bayeskit.inference.amortization._simulations import (
     Arguments,
@@ -154,13 +154,13 @@ class _At:
     def log_prob(self, u: Tensor) -> Tensor:
         """Return the log density, ``(*batch, d) -> (*batch)``."""
         noise, log_volume = self.to_noise(u)
-        return log_volume + _normal(noise)
+        return log_volume + normal_log_prob(noise)
 
     def defensive_log_prob(self, u: Tensor, share: float) -> Tensor:
         """Return the log density of the mixture with a share of Student-t noise."""
         noise, log_volume = self.to_noise(u)
-        light, heavy = math.log1p(-share) + _normal(noise), math.log(share) + _student(noise)
-        return log_volume + torch.logaddexp(light, heavy)
+        light, heavy = normal_log_prob(noise), student_log_prob(noise, _DEGREES_OF_FREEDOM)
+        return log_volume + torch.logaddexp(math.log1p(-share) + light, math.log(share) + heavy)
 
     def gradient(self, u: Tensor) -> Tensor:
         """Return the gradient of the log density, ``(*batch, d) -> (*batch, d)``."""
@@ -173,14 +173,6 @@ class _At:
         shape = (num_draws, self.dim)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
         return self.from_noise(noise).to(self._target.dtype)
-
-
-def _normal(noise: Tensor) -> Tensor:
-    return -0.5 * noise.square().sum(-1) - 0.5 * noise.shape[-1] * math.log(2 * math.pi)
-
-
-def _student(noise: Tensor) -> Tensor:
-    return student_log_prob(noise, _DEGREES_OF_FREEDOM)
 
 
 class _Latent(TorchDistribution):  # type: ignore[misc]
@@ -458,11 +450,8 @@ class AmortizedPosterior:
         heavy, prior = round((1 - _PRIOR_SHARE) * _TAIL_SHARE * num_draws), round(_PRIOR_SHARE * num_draws)
         light = num_draws - heavy - prior
         with one_thread():
-            settings: Any = {"generator": generator, "dtype": torch.float64, "device": target.device}
-            noise = torch.randn(light + heavy, at.dim, **settings)
-            # Half a chi-squared variable of an even number of degrees of freedom is a sum of exponential ones.
-            uniform = 1 - torch.rand(heavy, _DEGREES_OF_FREEDOM // 2, **settings)
-            noise[light:] *= (-2 * uniform.log().sum(-1, keepdim=True) / _DEGREES_OF_FREEDOM).rsqrt()
+            normal = torch.randn(light, at.dim, generator=generator, dtype=torch.float64, device=generator.device)
+            noise = torch.cat([normal, student_noise((heavy, at.dim), _DEGREES_OF_FREEDOM, generator)])
             u = torch.cat([at.from_noise(noise).to(target.dtype), target.sample_prior(prior, seed=generator)])
             log_prior, log_likelihood = target.evaluate(u)
             log_density = log_prior + log_likelihood

@@ -30,7 +30,7 @@ from bayeskit._core.texts import short_repr
 from bayeskit._draws import Draws
 from bayeskit._logdensity.target import Target, takes_draws
 from bayeskit.errors import DrawsError, SettingsError
-from bayeskit.inference._proposals import StudentT, student_log_prob
+from bayeskit.inference._proposals import StudentT, normal_log_prob, student_log_prob
 from bayeskit.inference.evidence._decorator import estimator
 from bayeskit.inference.evidence._judging._belonging import usable_draws
 from bayeskit.inference.evidence._judging._densities import with_rounding, without_nan
@@ -140,7 +140,7 @@ class FittedFlow:
             Factor of the noise variance; below one the distribution is narrower.
         """
         noise, log_volume = self.to_noise(x)
-        return log_volume + _normal_density(noise, temperature)
+        return log_volume + normal_log_prob(noise, temperature)
 
     def sample(self, num_draws: int, generator: torch.Generator, temperature: float = 1.0) -> Tensor:
         """Draw vectors, ``(num_draws, d)``, in the dtype of the draws of the fit."""
@@ -258,21 +258,11 @@ def to_noise(transform: nn.Module | None, white: Tensor) -> tuple[Tensor, Tensor
     return noise, log_volume
 
 
-def _normal_density(noise: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log density of normal noise, ``(*batch, d) -> (*batch)``."""
-    constant = 0.5 * noise.shape[-1] * math.log(2 * math.pi * temperature)
-    return -noise.square().sum(-1) / (2 * temperature) - constant
-
-
-def _student_density(noise: Tensor) -> Tensor:
-    """Log density of the wider noise, multivariate Student-t, ``(*batch, d) -> (*batch)``."""
-    return student_log_prob(noise, _DEGREES_OF_FREEDOM)
-
-
 def _defensive_density(noise: Tensor, log_volume: Tensor, white: Tensor) -> Tensor:
     """Log density of the mixture of the flow, the flow with Student-t noise, and the Student-t itself."""
-    light = math.log1p(-_TAIL_SHARE) + log_volume + _normal_density(noise)
-    tails = torch.logaddexp(log_volume + _student_density(noise), _student_density(white))
+    light = math.log1p(-_TAIL_SHARE) + log_volume + normal_log_prob(noise)
+    of_flow, of_white = (student_log_prob(x, _DEGREES_OF_FREEDOM) for x in (noise, white))
+    tails = torch.logaddexp(log_volume + of_flow, of_white)
     return torch.logaddexp(light, math.log(_TAIL_SHARE / 2) + tails)
 
 
@@ -354,7 +344,7 @@ def _new_transform(dim: int, bound: float, generator: torch.Generator) -> nn.Mod
 def _loss(transform: nn.Module, white: Tensor, log_density: Tensor) -> Tensor:
     """Cross-entropy plus half the variance of the log ratio, with a Huber loss against outliers."""
     noise, log_volume = to_noise(transform, white)
-    own = log_volume + _normal_density(noise)
+    own = log_volume + normal_log_prob(noise)
     ratio = log_density - own
     middle = ratio.detach().median()
     centre = middle + (ratio.detach() - middle).clamp(-_MAX_RESIDUAL, _MAX_RESIDUAL).mean()
@@ -649,7 +639,7 @@ class _Narrow(NamedTuple):
         return math.sqrt(self.temperature * 2 * float(scipy.special.gammaincinv(dim / 2, self.share)))
 
     def log_prob(self, noise: Tensor, log_volume: Tensor) -> Tensor:
-        density = log_volume + _normal_density(noise, self.temperature) - math.log(self.share)
+        density = log_volume + normal_log_prob(noise, self.temperature) - math.log(self.share)
         return torch.where(noise.norm(dim=-1) <= self.radius(noise.shape[-1]), density, -torch.inf)
 
 
@@ -673,7 +663,7 @@ class _Check(NamedTuple):
 
     def log_shares(self, narrow: _Narrow) -> Tensor:
         """Log density ratio of the narrowed flow to the sampled flow; its exponential has mean one."""
-        return narrow.log_prob(self.noise, self.log_volume) - _normal_density(self.noise) - self.log_volume
+        return narrow.log_prob(self.noise, self.log_volume) - normal_log_prob(self.noise) - self.log_volume
 
     def least_variable(self) -> _Narrow:
         """Return the temperature and truncation of least mean square ratio, estimated from draws of the flow."""
