@@ -524,6 +524,7 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read
     taxa: list[str] = []
     has_trees = False
     title, number_of_blocks = "", 0
+    continuous: list[str] = []
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
         where = f"{source}, line {line}"
         if block not in blocks_read and _leaves_out(block, head, rest):
@@ -557,7 +558,11 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read
             settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
             if head == "format" or "place" not in settings:
                 settings["place"] = where  # of errors about the type of data
-            _check_format(settings, where, bool(taxa))
+            if not is_continuous(rest):
+                _check_format(settings, where, bool(taxa))
+        elif head == "matrix" and settings.get("datatype", "").lower() == "continuous":
+            continuous.append(settings["place"])
+            settings, title = {}, ""
         elif head == "matrix":
             records = _nexus_matrix(rest, source, line, settings, taxa)
             parts = _mixed_parts(records, settings) or [FileMatrix(records, *_declared_type(settings, where))]
@@ -567,6 +572,10 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str], types_read
             found += parts
             number_of_blocks += 1
             settings, title = {}, ""
+    for where in continuous:
+        if not found:
+            _declared_type({"datatype": "continuous"}, where)  # raises
+        warn_user(f"{where}: the matrix of continuous characters is not read.", ConversionWarning)
     if not found:
         problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add this block."
         raise AlignmentError(f"{source}: {problem}")
@@ -605,6 +614,11 @@ def gives_types(block: str, head: str, rest: str) -> bool:
     if head == "typeset":
         return rest.lstrip().startswith("*")
     return head == "ctype" and block in ("paup", "mrbayes")
+
+
+def is_continuous(text: str) -> bool:
+    """Whether a FORMAT command declares continuous characters."""
+    return re.search(r"datatype\s*=\s*continuous\b", text, re.IGNORECASE) is not None
 
 
 def _leaves_out(block: str, head: str, rest: str) -> bool:
@@ -981,7 +995,8 @@ class Alignment:
         Warns
         -----
         ConversionWarning
-            If the file is not in UTF-8, has commands that leave out sites or taxa, or text behind the sequences; if
+            If the file is not in UTF-8, has commands that leave out sites or taxa, continuous characters beside
+            others, or text behind the sequences; if
             whole lines are FASTA names; if a NEXUS file has '.' but declares no match character; if a protein has '*',
             which counts as missing.
 

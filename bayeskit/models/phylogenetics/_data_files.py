@@ -21,6 +21,7 @@ from bayeskit.models.phylogenetics._alignments import (
     Alignment,
     FileMatrix,
     gives_types,
+    is_continuous,
     matrices_of_file,
     named_alignments,
 )
@@ -167,15 +168,18 @@ def ordered_columns(path: str | os.PathLike[str], parts: Sequence[FilePart]) -> 
     titles: list[str] = []
     sets: list[tuple[str, str]] = []
     title = linked = last = ""
+    continuous = False
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
         where = f"{source}, line {line}"
         plain = unquoted(rest)
         linked, last = linked if block == last else "", block
         if head == "title" and block in ("data", "characters"):
             title = plain.strip().lower()
+        elif head == "format" and block in ("data", "characters"):
+            continuous = is_continuous(rest)
         elif head == "matrix" and block in ("data", "characters"):
-            titles.append(title)
-            title = ""
+            titles += [] if continuous else [title]
+            title, continuous = "", False
         elif head == "link":
             found = re.search(r"characters\s*=\s*(\S+)", plain, re.IGNORECASE)
             linked = found[1].lower() if found else ""

@@ -540,3 +540,25 @@ def test_letters_in_front_of_digits_are_not_counted_as_states(tmp_path):
     assert Alignment.from_file(path).data_type == standard_characters(3)
     path.write_text(nexus("a 0B\nb 1B\nc 2A", ' symbols="AB012"', 2, "standard"))
     assert Alignment.from_file(path).data_type.states == tuple("012AB")
+
+
+def test_continuous_characters_beside_others_are_left_out_with_a_warning(tmp_path):
+    def block(title: str, data_type: str, rows: str, num_sites: int) -> str:
+        return nexus(rows, num_sites=num_sites, data_type=data_type)[7:].replace(
+            "data;", f"characters;\ntitle {title};"
+        )
+
+    measured = block("sizes", "continuous", "a 0.1 2.5\nb 0.2 1.5\nc -1 3e-1", 2)
+    counted = block("counts", "standard", "a 01\nb 12\nc 20", 2)
+    others = block("others", "standard", "a 01\nb 12\nc 20", 2)
+    types = "begin assumptions;\ntypeset * x (characters = others) = ord: 1;\nend;\n"
+    path = tmp_path / "data.nex"
+    path.write_text(f"#NEXUS\n{measured}{counted}")
+    with pytest.warns(ConversionWarning, match="line 5: the matrix of continuous characters is not read"):
+        assert Alignment.from_file(path).num_sites == 2
+    path.write_text(f"#NEXUS\n{counted}{measured}{others}{types}")
+    with pytest.warns(ConversionWarning, match="line 15: the matrix of continuous"):
+        assert [*Partition.from_file(path).subsets] == ["counts_states_3", "others_states_3", "others_ordered_3"]
+    path.write_text(f"#NEXUS\n{measured}")
+    with pytest.raises(AlignmentError, match="line 5: data of type 'continuous' are not supported"):
+        Alignment.from_file(path)
