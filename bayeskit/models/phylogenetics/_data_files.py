@@ -450,7 +450,7 @@ class FileData:
             names.append(name)
             self.subsets[name], self.substitution[name], self.site_rates[name] = alignment, chosen, rates
         shared = {} if rates is None else rates.priors(torch.empty(0, dtype=torch.float64))
-        for parameter in shared if len(names) > 1 else ():
+        for parameter in (*shared, "relative_rates", "branch_lengths") if len(names) > 1 else ():
             self.linked.setdefault(parameter, []).append(tuple(names))
         self._words += self._in_words(part, names, [*map(called, layers(rates)), *words])
 

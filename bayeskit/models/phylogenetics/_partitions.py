@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHARES = "rate_shares"
+#: What subsets may have in common beside the parameters of their models.
+_OF_BRANCHES = ("relative_rates", "branch_lengths")
 
 
 class Partition:
@@ -58,11 +60,14 @@ class Partition:
         rate.
     linked : collection of str, or mapping of str to collection of collections of str
         Names of parameters that are linked in all subsets that have them; or groups of linked subsets by parameter,
-        such as `{"kappa": [("first", "second")]}`. By default none.
+        such as `{"kappa": [("first", "second")]}`. By default none. Subsets that are linked in `"relative_rates"` have
+        one rate, such as the characters of one matrix beside a gene; those that are linked in `"branch_lengths"` have
+        the same lengths where subsets have their own.
     relative_rates : sequence of float, Tensor or TorchDistribution, optional
-        Rate of each subset, by which its branch lengths are multiplied, shape `(subsets,)`; numbers are used as they
-        are. Or the prior of the shares `rate * sites of the subset / all sites`, a Dirichlet distribution, as in
-        MrBayes (`prset ratepr`): the mean rate over all sites is one. By default all rates are one.
+        Rate of each subset, or of each of `rate_groups`, by which its branch lengths are multiplied, shape
+        `(groups,)`; numbers are used as they are. Or the prior of the shares `rate * sites of the group / all sites`, a
+        Dirichlet distribution, as in MrBayes (`prset ratepr`): the mean rate over all sites is one. By default all
+        rates are one.
 
     Attributes
     ----------
@@ -79,7 +84,7 @@ class Partition:
         If there is no subset, a name is unknown, priors of a linked parameter differ, names of parameters clash, or
         `relative_rates` are not positive.
     ShapeError
-        If there is not one relative rate for each subset.
+        If there is not one relative rate for each of `rate_groups`.
 
     References
     ----------
@@ -94,6 +99,17 @@ class Partition:
     >>> partition = Partition(subsets, HKY85(), {"coding": GammaRates()}, linked=["kappa"])
     >>> sorted(partition.priors(torch.empty(0)))
     ['base_frequencies_coding', 'base_frequencies_others', 'kappa', 'shape_coding']
+
+    Characters with two and with three states have one rate beside the bases:
+
+    >>> rows = {"A": "0010", "B": "0111", "C": "1020", "D": "1?21"}
+    >>> characters = Partition.of_characters(Alignment.from_sequences(rows, data_type="standard"))
+    >>> bases = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTTA"})
+    >>> Partition(
+    ...     {"bases": bases} | characters.subsets, {"bases": HKY85()} | characters.substitution,
+    ...     linked=characters.linked, relative_rates=Dirichlet(torch.ones(2)),
+    ... ).rate_groups
+    (('bases',), ('states_2', 'states_3'))
     """
 
     def __init__(
@@ -114,16 +130,17 @@ class Partition:
             name: JC69() if model is None else model for name, model in self._by_subset("substitution", substitution)
         }
         self.site_rates = dict(self._by_subset("site_rates", site_rates))
-        rates = Parameter(lambda like: Dirichlet(like.new_ones(len(subsets))), size=len(subsets))
+        self._names = self._named(linked)
+        number = len(self.rate_groups)
+        rates = Parameter(lambda like: Dirichlet(like.new_ones(number)), size=number)
         self.relative_rates = rates.checked("Partition, relative_rates", relative_rates)
         if isinstance(self.relative_rates, torch.distributions.Distribution):
             support: Any = self.relative_rates.support
             if support is not constraints.simplex:
                 raise SettingsError(
                     f"relative_rates: {self.relative_rates} is not a prior of shares. Remedy: give a Dirichlet "
-                    "distribution, with one concentration for each subset."
+                    "distribution, with one concentration for each subset or group of subsets with one rate."
                 )
-        self._names = self._named(linked)
 
     @classmethod
     def of_characters(
@@ -137,7 +154,7 @@ class Partition:
         """Divide morphological characters by their numbers of states, for the model of Lewis (Mk, Mkv).
 
         A character has the states up to the last one that a taxon shows, two at least; a character that is missing in
-        a taxon shows nothing there. Characters share branch lengths and site rates.
+        a taxon shows nothing there. Characters share branch lengths and site rates: they are `linked` in all of them.
 
         Parameters
         ----------
@@ -199,8 +216,8 @@ class Partition:
         found = by_states(alignment, in_order, coding)
         subsets = {name: subset for name, (subset, _) in found.items()}
         models = {name: model for name, (_, model) in found.items()}
-        shared = [] if site_rates is None else list(site_rates.priors(torch.empty(0, dtype=torch.float64)))
-        return cls(subsets, models, site_rates, linked=shared)
+        shared = {} if site_rates is None else site_rates.priors(torch.empty(0, dtype=torch.float64))
+        return cls(subsets, models, site_rates, linked=[*shared, *_OF_BRANCHES])
 
     @classmethod
     def from_file(
@@ -231,7 +248,8 @@ class Partition:
             "Mk" and "Mkv" mean the states that each character shows, with coding "all" and "variable"; "Binary" is for
             restriction sites. An object is the model of all characters, ordered or not.
         site_rates : mapping of str to SiteRates, or SiteRates, optional
-            By type or name, or for all; characters of one matrix share its parameters, others do not.
+            By type or name, or for all; characters of one matrix share its parameters, others do not. They are also
+            linked in relative rates and branch lengths of their own.
         coding : mapping of str to str, or str, optional
             Coding of standard and restriction data, as in `of_characters`, by type or name, or for both.
         subsets : mapping of str to sequence of int, or path, optional
@@ -297,6 +315,29 @@ class Partition:
         """Number of sites of all subsets."""
         return sum(alignment.num_sites for alignment in self.subsets.values())
 
+    @property
+    def rate_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Subsets with one relative rate, in the order of the first of each group."""
+        return self._groups_of("relative_rates")
+
+    @property
+    def length_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Subsets with the same branch lengths where they are separate, in the order of the first of each group."""
+        return self._groups_of("branch_lengths")
+
+    def _groups_of(self, name: str) -> tuple[tuple[str, ...], ...]:
+        linked = {subset: group for group in self.linked.get(name, ()) for subset in group}
+        return tuple(dict.fromkeys(linked.get(subset, (subset,)) for subset in self.subsets))
+
+    def _group_indices(self, groups: Sequence[Collection[str]]) -> list[int]:
+        """Return the group of each subset."""
+        return [next(place for place, group in enumerate(groups) if subset in group) for subset in self.subsets]
+
+    @property
+    def length_indices(self) -> list[int]:
+        """Which of `length_groups` each subset is in."""
+        return self._group_indices(self.length_groups)
+
     def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
         """Return the priors of all parameters without a value.
 
@@ -325,7 +366,7 @@ class Partition:
         Parameters
         ----------
         values : mapping of str to Tensor
-            Holds `"rate_shares"`, shape `(*batch, subsets)`, if they have a prior.
+            Holds `"rate_shares"`, shape `(*batch, groups)`, if they have a prior.
         like : Tensor
             Sets dtype and device.
 
@@ -336,10 +377,11 @@ class Partition:
         """
         if self.relative_rates is None:
             return None
+        of_subsets = self._group_indices(self.rate_groups)
         if isinstance(self.relative_rates, Tensor):
-            return self.relative_rates.to(like)
-        sizes = torch.tensor([alignment.num_sites for alignment in self.subsets.values()]).to(like)
-        return values[_SHARES].to(like) * (self.num_sites / sizes)
+            return self.relative_rates.to(like)[..., of_subsets]
+        sizes = [sum(self.subsets[name].num_sites for name in group) for group in self.rate_groups]
+        return (values[_SHARES].to(like) * (self.num_sites / torch.tensor(sizes).to(like)))[..., of_subsets]
 
     def arguments(
         self, branch_lengths: Tensor, values: Mapping[str, Tensor], separate: bool = False
@@ -349,7 +391,7 @@ class Partition:
         Parameters
         ----------
         branch_lengths : Tensor
-            Shape `(*batch, edges)`, of rate one; if `separate`, `(*batch, subsets, edges)`.
+            Shape `(*batch, edges)`, of rate one; if `separate`, `(*batch, length groups, edges)`.
         values : mapping of str to Tensor
             A value for each of `priors`.
         separate : bool, default False
@@ -366,9 +408,9 @@ class Partition:
                 f"The model's parameters are {sorted(known)}, but values are given for {sorted(values)}. Remedy: give "
                 "a value for each parameter, by name; set fixed parameters when making the model."
             )
-        rates = self.rates(values, branch_lengths)
+        rates, groups = self.rates(values, branch_lengths), self.length_indices
         for place, subset in enumerate(self.subsets):
-            lengths = branch_lengths[..., place, :] if separate else branch_lengths
+            lengths = branch_lengths[..., groups[place], :] if separate else branch_lengths
             lengths = lengths if rates is None else lengths * rates[..., place, None]
             yield subset, lengths, {name: values[sampled] for name, sampled in self._names[subset].items()}
 
@@ -419,12 +461,12 @@ class Partition:
         """Return groups of subsets by parameter; SettingsError for names that there are not."""
         if isinstance(linked, str):
             raise SettingsError(f"linked: {linked!r} is one name. Remedy: give a list of names, such as [{linked!r}].")
-        known = ", ".join(owners) or "none"
+        owners = {**owners, **dict.fromkeys(_OF_BRANCHES, self.subsets)}
         asked = linked if isinstance(linked, Mapping) else {name: [owners.get(name, ())] for name in linked}
         found: dict[str, list[tuple[str, ...]]] = {}
         for name, groups in asked.items():
             if name not in owners:
-                raise SettingsError(f"linked: no subset samples {name!r}. Remedy: choose from {known}.")
+                raise SettingsError(f"linked: no subset samples {name!r}. Remedy: choose from {', '.join(owners)}.")
             members = [subset for group in groups for subset in group]
             wrong = [subset for subset in members if subset not in owners[name] or members.count(subset) > 1]
             if wrong:
@@ -467,7 +509,8 @@ class PartitionedTreeModel:
     branch_length_prior : TorchDistribution, optional
         As in `TreeModel`: by default exponential with rate 10.
     separate_branch_lengths : bool, default False
-        Each subset has its own branch lengths, with the same prior: `"branch_lengths"` has shape `(subsets, edges)`.
+        Each subset, or each of `partition.length_groups`, has its own branch lengths, with the same prior:
+        `"branch_lengths"` has shape `(groups, edges)`.
     dtype : torch.dtype, default torch.float64
     device : torch.device or str, default "cpu"
 
@@ -514,10 +557,8 @@ class PartitionedTreeModel:
         device: torch.device | str = "cpu",
     ) -> None:
         _check_partition(partition)
-        if separate_branch_lengths and partition.relative_rates is not None:
-            raise SettingsError(
-                "separate_branch_lengths leave nothing for relative_rates to say. Remedy: use one of the two."
-            )
+        if separate_branch_lengths:
+            check_separate_lengths(partition)
         self.partition, self.tree, self.separate_branch_lengths = partition, tree, separate_branch_lengths
         self._like = torch.empty(0, dtype=dtype, device=device)
         if branch_length_prior is None:
@@ -544,7 +585,7 @@ class PartitionedTreeModel:
     @property
     def element_names(self) -> dict[str, tuple[str, ...]]:
         """Names of the branch lengths, where all subsets share them, and of the shares."""
-        return {"branch_lengths": self.tree.edge_names, _SHARES: tuple(self.partition.subsets)}
+        return {"branch_lengths": self.tree.edge_names, _SHARES: tuple(map("_".join, self.partition.rate_groups))}
 
     def plot_values(self, values: Mapping[str, Tensor], ax: Axes) -> tuple[str, str] | None:
         """Plot the tree with branch lengths `values["branch_lengths"]`, where all subsets share them."""
@@ -558,7 +599,7 @@ class PartitionedTreeModel:
         if not prior.event_shape:
             prior = prior.expand([self.tree.num_edges]).to_event(1)
         if self.separate_branch_lengths:
-            prior = prior.expand([len(self.models)]).to_event(1)
+            prior = prior.expand([len(self.partition.length_groups)]).to_event(1)
         branch_lengths = pyro.sample("branch_lengths", prior)
         parameters = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
         rates = self.partition.rates(parameters, self._like) if _SHARES in parameters else None
@@ -574,7 +615,7 @@ class PartitionedTreeModel:
         ----------
         branch_lengths : Tensor
             Expected substitutions per site, at least 0, in the order of `tree.edge_names`: shape `(*batch, edges)`, or
-            `(*batch, subsets, edges)` if they are separate.
+            `(*batch, length groups, edges)` if they are separate.
         **parameters : Tensor
             A value for each of `priors`, shape `(*batch, *event_shape)`.
 
@@ -639,7 +680,9 @@ class PartitionedTreeModel:
         self, branch_lengths: Tensor, parameters: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
         """Yield name, branch lengths and parameters of each subset."""
-        expected = (len(self.models), self.tree.num_edges) if self.separate_branch_lengths else (self.tree.num_edges,)
+        expected: tuple[int, ...] = (self.tree.num_edges,)
+        if self.separate_branch_lengths:
+            expected = (len(self.partition.length_groups), *expected)
         for name, value in {"branch_lengths": branch_lengths, **parameters}.items():
             if not isinstance(value, Tensor):
                 raise ShapeError(
@@ -662,6 +705,8 @@ class PartitionedForestLikelihood:
     Parameters
     ----------
     partition : Partition
+    separate_branch_lengths : bool, default False
+        As in `PartitionedTreeModel`.
     dtype, device, compile, cache_bytes
         As in `ForestLikelihood`; the size of the cache is that of all subsets together.
 
@@ -689,13 +734,16 @@ class PartitionedForestLikelihood:
         self,
         partition: Partition,
         *,
+        separate_branch_lengths: bool = False,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         compile: bool = True,
         cache_bytes: int = 2**28,
     ) -> None:
         _check_partition(partition)
-        self.partition = partition
+        if separate_branch_lengths:
+            check_separate_lengths(partition)
+        self.partition, self.separate_branch_lengths = partition, separate_branch_lengths
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.likelihoods = {
             name: ForestLikelihood(
@@ -717,7 +765,8 @@ class PartitionedForestLikelihood:
         ----------
         topologies : Topologies
         branch_lengths : Tensor
-            Shape `(*sample, topologies, edges)`, at least 0, in the edge order of `Topologies`.
+            Shape `(*sample, topologies, edges)`, at least 0, in the edge order of `Topologies`; or `(*sample,
+            topologies, length groups, edges)` if they are separate.
         **parameters : Tensor
             A value for each of `partition.priors`, shape `(*batch, *event_shape)`, where `batch` broadcasts with
             `(*sample, topologies)`.
@@ -736,10 +785,8 @@ class PartitionedForestLikelihood:
         SettingsError
             If a parameter has no value, or a name is unknown.
         """
-        terms = [
-            self.likelihoods[name].log_likelihood(topologies, lengths, **own)
-            for name, lengths, own in self.partition.arguments(branch_lengths.to(self._like), parameters)
-        ]
+        of_subsets = self.partition.arguments(branch_lengths.to(self._like), parameters, self.separate_branch_lengths)
+        terms = [self.likelihoods[name].log_likelihood(topologies, lengths, **own) for name, lengths, own in of_subsets]
         return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
 
@@ -750,17 +797,42 @@ def subsets_of(data: Alignment | Partition) -> dict[str, Alignment]:
     return {name: one if one.taxa == data.taxa else one.select(data.taxa) for name, one in data.subsets.items()}
 
 
+def sites_of_lengths(data: Alignment | Partition, separate_branch_lengths: bool) -> Tensor:
+    """Return the number of sites with each set of branch lengths, `(sets,)`, float64."""
+    if not (isinstance(data, Partition) and separate_branch_lengths):
+        return torch.tensor([data.num_sites], dtype=torch.float64)
+    sites = torch.zeros(len(data.length_groups), dtype=torch.float64)
+    own = torch.tensor([subset.num_sites for subset in data.subsets.values()], dtype=torch.float64)
+    return sites.index_add(0, torch.tensor(data.length_indices), own)
+
+
 def forest_likelihood(
     data: Alignment | Partition,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
     *,
+    separate_branch_lengths: bool = False,
     cache_bytes: int = 2**28,
 ) -> ForestLikelihood | PartitionedForestLikelihood:
     """Return the likelihood of an alignment, or that of a partition, which has its own models."""
     if isinstance(data, Partition):
-        return PartitionedForestLikelihood(data, cache_bytes=cache_bytes)
+        apart = separate_branch_lengths
+        return PartitionedForestLikelihood(data, separate_branch_lengths=apart, cache_bytes=cache_bytes)
     return ForestLikelihood(data, substitution, site_rates=site_rates, cache_bytes=cache_bytes)
+
+
+def check_separate_lengths(data: object) -> Partition:
+    """Return data; SettingsError if their subsets cannot have branch lengths of their own."""
+    if not isinstance(data, Partition):
+        raise SettingsError(
+            f"separate_branch_lengths: {type(data).__name__} has no subsets. Remedy: give "
+            "Partition(alignment.partitioned(...)), or leave out separate_branch_lengths."
+        )
+    if data.relative_rates is not None:
+        raise SettingsError(
+            "separate_branch_lengths leave nothing for relative_rates to say. Remedy: use one of the two."
+        )
+    return data
 
 
 def _check_partition(partition: object) -> None:

@@ -117,7 +117,7 @@ def test_models_and_rates_by_type_and_name(tmp_path):
     given = {"standard": "Mkv+G4", "restriction": "Binary"}
     with pytest.warns(DataWarning, match="the characters 20 .* of 'restriction' cannot be"):
         partition = Partition.from_file(mixed, models=given, coding="variable")
-    assert partition.linked == {"shape": (("states_2", "states_3"),)}
+    assert partition.linked == dict.fromkeys(["shape", "relative_rates", "branch_lengths"], (("states_2", "states_3"),))
     assert set(codings(partition).values()) == {"all", "variable"}
     assert codings(partition)["restriction"] == "variable"
     partition = Partition.from_file(mixed, models={"standard": "Mk"}, site_rates={"protein": GammaRates()})

@@ -34,7 +34,7 @@ class Trees(NamedTuple):
     """States of chains; node `i` of a tree is tip `i`, edge `i` ends in tip `i`."""
 
     ends: Tensor  # nodes at both ends of each edge, (chains, edges, 2), int32
-    lengths: Tensor  # (chains, edges), float64
+    lengths: Tensor  # those of one set after those of another, (chains, sets * edges), float64
     focus: Tensor  # edge of the last local move, (chains,), int64
     log_likelihood: Tensor  # (chains,), float64
     splits: Tensor  # taxa on the side of each edge without the first taxon, as bits, (chains, edges, words), int64
@@ -109,7 +109,11 @@ class LengthPrior:
     power: float = 0.0
 
     def log_density(self, lengths: Tensor, num_taxa: int) -> Tensor:
-        """Return the log density of lengths, `(*batch, edges) -> (*batch)`."""
+        """Return the log density of one or several independent sets, `(*batch, sets * edges) -> (*batch)`."""
+        of_sets = lengths.unflatten(-1, (-1, 2 * num_taxa - 3))
+        return self._of_one_set(of_sets, num_taxa).sum(-1)
+
+    def _of_one_set(self, lengths: Tensor, num_taxa: int) -> Tensor:
         logs, total, others = lengths.log(), lengths.sum(-1), lengths.shape[-1] - num_taxa
         pendant, inner = logs[..., :num_taxa].sum(-1), logs[..., num_taxa:].sum(-1)
         shapes = num_taxa * self.pendant + others * self.inner
@@ -167,6 +171,8 @@ class _Data(ctypes.Structure):
         ("num_parts", ctypes.c_int64),
         ("part_sizes", ctypes.c_void_p),
         ("conditioned", ctypes.c_void_p),
+        ("num_sets", ctypes.c_int64),
+        ("part_sets", ctypes.c_void_p),
         ("num_constraints", ctypes.c_int64),
         ("constraints", ctypes.c_void_p),
     ]
@@ -176,9 +182,8 @@ class _Sample(ctypes.Structure):
     """A reference distribution, in the order of the struct of the same name in the source."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("taxa", "clades", "subsplits")),
+        *((name, ctypes.c_int64) for name in ("taxa", "clades", "subsplits", "num_sets")),
         *((name, ctypes.c_void_p) for name in ("bits", "shape", "rate")),
-        *((name, ctypes.c_double) for name in ("other_shape", "other_rate")),
         *((name, ctypes.c_void_p) for name in ("parent", "child", "count")),
         ("num_constraints", ctypes.c_int64),
         ("constraints", ctypes.c_void_p),
@@ -238,6 +243,8 @@ class TreeChains(ABC):
     conditioned : sequence of float, optional
         For a part of patterns that cannot be in the data, the number of sites that are therefore none of them, and 0
         for a part of the data; the weights are then numbers of patterns of the same probability. By default all 0.
+    part_sets : sequence of int, optional
+        For each part, which of the independent sets of branch lengths it has, counted from 0; by default there is one.
     constraints : ndarray, optional
         Splits that every tree has, as bits without the first taxon, shape `(constraints, words)`.
     dtype : torch.dtype
@@ -256,6 +263,7 @@ class TreeChains(ABC):
         *,
         parts: Sequence[int] | None = None,
         conditioned: Sequence[float] | None = None,
+        part_sets: Sequence[int] | None = None,
         constraints: clades.Bits | None = None,
         dtype: torch.dtype = torch.float64,
         num_threads: int = 1,
@@ -266,6 +274,8 @@ class TreeChains(ABC):
         self.weights = np.ascontiguousarray(weights, dtype=np.float64)
         self.sizes = np.array([masks.shape[1]] if parts is None else parts, dtype=np.int64)
         self.conditioned = np.array([0.0] * len(self.sizes) if conditioned is None else conditioned, dtype=np.float64)
+        self.part_sets = np.array([0] * len(self.sizes) if part_sets is None else part_sets, dtype=np.int64)
+        self.num_sets = int(self.part_sets.max()) + 1
         none = np.zeros((0, clades.num_words(self.num_taxa)), dtype=np.uint64)
         self.constraints = none if constraints is None else np.unique(constraints, axis=0)
 
@@ -279,10 +289,13 @@ class TreeChains(ABC):
         return self.run(trees, process, ones, Moves(), 0)
 
     def start_at(self, topologies: Topologies, lengths: Tensor, generator: torch.Generator, process: Process) -> Trees:
-        """Return given trees, one for each chain, with lengths `(chains, edges)` in the order of `Topologies`."""
+        """Return given trees, one for each chain, with lengths `(chains, edges)` in the order of `Topologies`.
+
+        All sets have the same lengths.
+        """
         chains, edges = lengths.shape
         ends = torch.stack([torch.arange(edges).expand(chains, -1), torch.from_numpy(topologies.parents)], -1).int()
-        trees = self._unmoved(generator)._replace(ends=ends, lengths=lengths.to(torch.float64))
+        trees = self._unmoved(generator)._replace(ends=ends, lengths=lengths.to(torch.float64).repeat(1, self.num_sets))
         return self.run(trees, process, torch.ones(chains, dtype=torch.float64), Moves(), 0)
 
     def _unmoved(self, generator: torch.Generator) -> Trees:
@@ -290,7 +303,7 @@ class TreeChains(ABC):
         chains, edges = self.num_chains, self.num_edges
         return Trees(
             torch.zeros(chains, edges, 2, dtype=torch.int32),
-            torch.full((chains, edges), FIRST_LENGTH, dtype=torch.float64),
+            torch.full((chains, self.num_sets * edges), FIRST_LENGTH, dtype=torch.float64),
             torch.zeros(chains, dtype=torch.int64),
             torch.zeros(chains, dtype=torch.float64),
             torch.zeros(chains, edges, clades.num_words(self.num_taxa), dtype=torch.int64),
@@ -314,12 +327,12 @@ class TreeChains(ABC):
         if reference is not None:
             return self._drawn(trees, process, chains, reference)
         prior, tips = self.prior, self.num_taxa
-        shape = torch.full((len(chains), self.num_edges), prior.inner, dtype=torch.float64)
-        shape[:, :tips] = prior.pendant
+        shape = torch.full((len(chains), self.num_sets, self.num_edges), prior.inner, dtype=torch.float64)
+        shape[..., :tips] = prior.pendant
         parts = standard_gamma(shape, generator=generator)
         total = standard_gamma(shape.sum(-1, keepdim=True) + prior.power, generator=generator) / prior.rate
         lengths = trees.lengths.clone()
-        lengths[list(chains)] = (total * parts / parts.sum(-1, keepdim=True)).clamp(min=1e-30)
+        lengths[list(chains)] = (total * parts / parts.sum(-1, keepdim=True)).clamp(min=1e-30).flatten(1)
         return self._grown(trees._replace(lengths=lengths), process, chains, False)
 
     @abstractmethod
@@ -358,8 +371,11 @@ class CompiledChains(TreeChains):
         self._library = library
         self._reference: tuple[TreeReference, ctypes.c_void_p, Callable[[], Any]] | None = None
         of_parts = (len(self.sizes), self.sizes.ctypes.data, self.conditioned.ctypes.data)
+        of_sets = (self.num_sets, self.part_sets.ctypes.data)
         of_splits = (len(self.constraints), self.constraints.ctypes.data)
-        data = _Data(*self.masks.shape, self.masks.ctypes.data, self.weights.ctypes.data, *of_parts, *of_splits)
+        data = _Data(
+            *self.masks.shape, self.masks.ctypes.data, self.weights.ctypes.data, *of_parts, *of_sets, *of_splits
+        )
         self._chains = list[ctypes.c_void_p]()
         for _ in range(self.num_chains):
             self._chains.append(_made(library.make_chain(ctypes.byref(data))))
@@ -396,10 +412,9 @@ class CompiledChains(TreeChains):
                 self._reference[2]()
             parts = [part.contiguous() for part in reference]
             bits, shape, rate, parent, child, count = (part.data_ptr() for part in parts)
-            sizes = (self.num_taxa, len(reference.clades), len(reference.weight))
-            others = (float(reference.shape[-1]), float(reference.rate[-1]))
+            sizes = (self.num_taxa, len(reference.clades), len(reference.weight), self.num_sets)
             limits = (len(self.constraints), self.constraints.ctypes.data)
-            sample = _Sample(*sizes, bits, shape, rate, *others, parent, child, count, *limits)
+            sample = _Sample(*sizes, bits, shape, rate, parent, child, count, *limits)
             pointer = _made(self._library.make_reference(ctypes.byref(sample)))
             self._reference = (reference, pointer, finalize(self, self._library.delete_reference, pointer))
         return self._reference[1]

@@ -24,7 +24,7 @@ class TreeReference(NamedTuple):
     """
 
     clades: Tensor  # as bits, (clades, words), int64
-    shape: Tensor  # of the length of the edge above each clade; the last is that of all other clades, (clades + 1,)
+    shape: Tensor  # of the lengths above each clade; the last is that of all other clades, (clades + 1, sets)
     rate: Tensor
     parent: Tensor  # clade of each subsplit, ascending, (subsplits,), int64
     child: Tensor  # its child with the parent's first taxon
@@ -34,22 +34,25 @@ class TreeReference(NamedTuple):
     def none(cls, num_taxa: int) -> TreeReference:
         """Return no distribution."""
         numbers, whole = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        of_lengths = numbers[:, None]
         return cls(
-            torch.zeros(0, clades.num_words(num_taxa), dtype=torch.int64), numbers, numbers, whole, whole, numbers
+            torch.zeros(0, clades.num_words(num_taxa), dtype=torch.int64), of_lengths, of_lengths, whole, whole, numbers
         )
 
     @classmethod
     def fitted(cls, splits: Tensor, lengths: Tensor, weights: Tensor, num_taxa: int) -> TreeReference:
-        """Fit to trees: splits `(draws, edges, words)`, lengths `(draws, edges)` and weights `(draws,)`."""
+        """Fit to trees: splits `(draws, edges, words)`, lengths `(draws, sets * edges)` and weights `(draws,)`."""
         taxa = tuple(str(number) for number in range(num_taxa))
         topologies, order = Topologies.from_edges(taxa, splits.numpy().view(np.uint64), rooted=False)
         sets = clades.below(topologies.children, num_taxa)[:, 1:]
         # The first taxon's edge is the last node's.
-        times = np.roll(np.take_along_axis(lengths.numpy(), order, axis=1), -1, axis=1)
+        of_sets = lengths.unflatten(1, (-1, splits.shape[1])).numpy()
+        times = np.roll(np.take_along_axis(of_sets, order[:, None], axis=2), -1, axis=2)
         distinct, index = clades.identify(sets)
         edges = index.shape[1]
         weight = weights.numpy().repeat(edges)
-        shape, rate = _gamma_fits(index.ravel(), times.ravel(), weight, len(distinct), clades.size(distinct) == 1)
+        known = index.ravel(), weight, len(distinct), clades.size(distinct) == 1
+        shape, rate = np.stack([_gamma_fits(one.ravel(), *known) for one in times.transpose(1, 0, 2)], -1)
         children = index[np.arange(len(index))[:, None, None], topologies.children - 1]
         parent = index[:, num_taxa - 1 :]
         lowest = np.array([clades.members(one)[0] for one in distinct])
@@ -58,8 +61,8 @@ class TreeReference(NamedTuple):
         total = np.bincount(place.ravel(), weights.numpy().repeat(parent.shape[1]))
         return cls(
             torch.from_numpy(distinct.view(np.int64)),
-            torch.from_numpy(shape),
-            torch.from_numpy(rate),
+            torch.from_numpy(shape.copy()),
+            torch.from_numpy(rate.copy()),
             torch.from_numpy(pairs[:, 0].copy()),
             torch.from_numpy(pairs[:, 1].copy()),
             torch.from_numpy(total),
@@ -67,9 +70,9 @@ class TreeReference(NamedTuple):
 
 
 def _gamma_fits(
-    index: np.ndarray, times: np.ndarray, weight: np.ndarray, count: int, pendant: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return shape and rate of each clade's lengths and of other clades', `(count + 1,)`, shrunk to their mean."""
+    times: np.ndarray, index: np.ndarray, weight: np.ndarray, count: int, pendant: np.ndarray
+) -> np.ndarray:
+    """Return shape and rate of each clade's lengths and of other clades', `(2, count + 1)`, shrunk to their mean."""
     number = np.bincount(index, weight, minlength=count)
     times = np.maximum(times, 1e-12)
     total = np.bincount(index, weight * times, minlength=count)
@@ -81,7 +84,7 @@ def _gamma_fits(
     # Near the maximum of the likelihood of a gamma distribution (Minka 2002).
     gap = np.maximum(np.log(mean) - mean_log, 1e-6)
     shape = (3 - gap + np.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
-    return shape, shape / mean
+    return np.stack([shape, shape / mean])
 
 
 class ReferenceDensity:
@@ -97,7 +100,7 @@ class ReferenceDensity:
         self._clades = whole_numbers(reference.clades.numpy().view(np.uint64))
         self._place = {one: place for place, one in enumerate(self._clades)}
         self._shape, self._rate = reference.shape.numpy(), reference.rate.numpy()
-        self._norm = self._shape * np.log(self._rate) - [math.lgamma(shape) for shape in self._shape]
+        self._norm = self._shape * np.log(self._rate) - np.vectorize(math.lgamma)(self._shape)
         self._children: dict[int, dict[int, float]] = {}  # by clade: shares of its children with the first taxon
         for parent, child, weight in zip(*(part.tolist() for part in reference[3:]), strict=True):
             self._children.setdefault(self._clades[parent], {})[self._clades[child]] = weight
@@ -110,7 +113,7 @@ class ReferenceDensity:
         self._choices_kept = lru_cache(_KEPT)(self._choices)
 
     def gammas(self, sets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return shapes, rates and log factors of the gamma densities of the lengths of edges above clades."""
+        """Return shapes, rates and log factors of the gamma densities of lengths above clades, `(clades, sets)`."""
         rows = np.array([self._place.get(one, -1) for one in sets])
         return self._shape[rows], self._rate[rows], self._norm[rows]
 

@@ -61,7 +61,7 @@ class _Forest(NamedTuple):
     """Trees; the parent of the first node, and of nodes that are not in the tree yet, is 0."""
 
     parents: _Nodes  # (trees, nodes)
-    lengths: _Numbers  # (trees, nodes)
+    lengths: _Numbers  # of each set, (trees, nodes, sets)
 
     def at(self, rows: Any) -> _Forest:
         return _Forest(self.parents[rows], self.lengths[rows])
@@ -77,10 +77,10 @@ class _Level(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Trees with their log densities, which are arrays `(trees,)`."""
+    """Trees with their log densities, which are arrays `(trees,)` where nothing else is said."""
 
     parents: _Nodes
-    lengths: _Numbers
+    lengths: _Numbers  # (trees, nodes, sets)
     below: clades.Bits  # taxa below each node, (trees, nodes, words)
     log_likelihood: _Numbers
     log_prior: _Numbers
@@ -121,7 +121,10 @@ def _below(levels: Sequence[_Level], count: int, num_taxa: int) -> clades.Bits:
 
 
 def _moved(forest: _Forest, node: _Nodes, place: _Nodes, part: _Numbers | float) -> _Forest:
-    """Return trees with the subtrees of `node` moved to edges of `place`, whose lower `part` of the length stays."""
+    """Return trees with the subtrees of `node` moved to edges of `place`, whose lower `part` of the length stays.
+
+    Parts may differ between sets of lengths, `(trees, sets)`.
+    """
     parents, lengths = forest.parents.copy(), forest.lengths.copy()
     rows, top = np.arange(len(parents)), parents[np.arange(len(parents)), node]
     beside = ((parents == top[:, None]) & (np.arange(parents.shape[1]) != node[:, None])).argmax(1)
@@ -140,7 +143,7 @@ def _with_last_node_on_top(forest: _Forest) -> _Forest:
     top = (forest.parents[:, 1:] == 0).argmax(1) + 1
     names[rows, top], names[:, -1] = nodes - 1, top
     parents = np.take_along_axis(names, np.take_along_axis(forest.parents, names, 1), 1)
-    return _Forest(parents, np.take_along_axis(forest.lengths, names, 1))
+    return _Forest(parents, np.take_along_axis(forest.lengths, names[..., None], 1))
 
 
 def _chosen(logs: _Numbers, generator: np.random.Generator) -> _Nodes:
@@ -212,7 +215,7 @@ class TensorChains(TreeChains):
     def _forest(self, trees: Trees, chains: Any) -> _Forest:
         parents = np.pad(trees.ends[chains, :, 1].numpy().astype(np.int64), ((0, 0), (0, 1)))
         parents[:, 0] = 0
-        lengths = trees.lengths[chains].numpy()
+        lengths = trees.lengths[chains].unflatten(1, (self.num_sets, self.num_edges)).mT.numpy()
         return _Forest(parents, np.concatenate([lengths, lengths[:, :1]], 1))
 
     def _replaced(
@@ -227,7 +230,7 @@ class TensorChains(TreeChains):
         parents[:, 0] = self.num_edges
         ends = np.stack([np.broadcast_to(np.arange(self.num_edges), parents.shape), parents], -1)
         found.ends[at] = torch.from_numpy(ends.astype(np.int32))
-        found.lengths[at] = torch.from_numpy(lengths)
+        found.lengths[at] = torch.from_numpy(lengths).mT.flatten(1)
         found.splits[at] = torch.from_numpy(below[:, :-1].view(np.int64))
         if generator is not None:
             found.random.copy_(torch.from_numpy(generator.integers(1, 2**63 - 1, (self.num_chains, 4))))
@@ -246,7 +249,7 @@ class TensorChains(TreeChains):
         below = _below(levels, len(forest.parents), self.num_taxa)
         lengths = torch.from_numpy(forest.lengths)
         edges = torch.cat([lengths[:, -1:], lengths[:, 1:-1]], 1)
-        log_prior = self.prior.log_density(edges, self.num_taxa).numpy()
+        log_prior = self.prior.log_density(edges.mT.flatten(1), self.num_taxa).numpy()
         log_likelihood = self._log_likelihood(lengths, levels, process).numpy()
         log_reference = np.zeros_like(log_prior) if density is None else _log_reference(forest, levels, below, density)
         return _State(*forest, below, log_likelihood, log_prior, log_reference)
@@ -255,13 +258,13 @@ class TensorChains(TreeChains):
         """Return whether lengths are neither too short nor too long, and the constraints hold."""
         lengths = state.lengths[:, 1:]
         held = (state.below[:, :, None] == self.constraints).all(-1).any(1).all(1)
-        return ((lengths >= _SHORTEST) & (lengths <= _LONGEST)).all(1) & held
+        return ((lengths >= _SHORTEST) & (lengths <= _LONGEST)).all((1, 2)) & held
 
     # Likelihood: a table of what each node sends to its parent, level by level. Rows are nodes of all trees, those of
     # one node together.
 
     def _log_likelihood(self, lengths: Tensor, levels: Sequence[_Level], process: Process) -> Tensor:
-        count, nodes = lengths.shape
+        count = len(lengths)
         rows = [
             tuple(map(torch.from_numpy, (level.tree, *(node * count + level.tree for node in level[1:]))))
             for level in levels
@@ -271,7 +274,7 @@ class TensorChains(TreeChains):
             mixed = slice(category, category := category + int(process.categories[0, part]))
             rates, weights = process.rates[:, mixed], process.weights[:, mixed]
             exponents = process.eigenvalues[:, part, None, :] * rates[..., None]  # (trees, categories, states)
-            powers = (exponents * lengths.mT[..., None, None]).exp()
+            powers = (exponents * lengths[..., self.part_sets[part]].mT[..., None, None]).exp()
             matrices = (process.right[:, part, None] * powers[..., None, :]) @ process.left[:, part, None]
             matrices = matrices.clamp(min=0).to(self.dtype)  # (nodes, trees, categories, states, states)
             frequencies = process.frequencies[:, part]
@@ -330,8 +333,12 @@ class TensorChains(TreeChains):
         edge = generator.integers(first, np.where((kind == _EXCHANGE) | regrafts, nodes - 1, nodes))
         deviation = np.exp(-np.where(scaled, 5.0, 2.5) * generator.random(count))
         step = deviation * generator.standard_normal(count)
-        factors = np.where(scaled[:, None], step[:, None], 0.0).repeat(nodes, 1)
-        factors[np.arange(count), edge] = step
+        # The lengths of one set change.
+        number = self.num_sets
+        chosen = generator.integers(number, size=(count, 1)) if number > 1 else np.zeros((count, 1), dtype=np.int64)
+        steps = np.where(np.arange(number) == chosen, step[:, None], 0.0)
+        factors = np.where(scaled[:, None, None], steps[:, None], 0.0).repeat(nodes, 1)
+        factors[np.arange(count), edge] = steps
         lengths = np.clip(lengths * np.exp(factors), 0.1 * _SHORTEST, 10 * _LONGEST)
         log_ratio = np.where(scaled, self.num_edges * step, step)
         found = _Forest(parents, lengths)
@@ -376,8 +383,8 @@ class TensorChains(TreeChains):
         if near.any():
             place[near] = self._walked(hung.parents[near], beside[near], generator)
         log_ratio = logs[rows, beside] - logs[rows, place]
-        log_ratio += np.log(hung.lengths[rows, place] / hung.lengths[rows, beside])
-        part = generator.random(len(node))
+        log_ratio += np.log(hung.lengths[rows, place] / hung.lengths[rows, beside]).sum(-1)
+        part = generator.random((len(node), self.num_sets))
         return _with_last_node_on_top(_moved(hung, node, place, part)), log_ratio
 
     def _places(self, parents: _Nodes, node: _Nodes, levels: Sequence[_Level]) -> NDArray[np.bool_]:
@@ -434,7 +441,7 @@ class TensorChains(TreeChains):
                     part = density.draw_split(whole, generator)
                     left += [(part, node), (whole & ~part, node)]
         shape, rate, _ = density.gammas(sets.ravel().tolist())
-        lengths = np.clip(generator.gamma(shape) / rate, _SHORTEST, _LONGEST).reshape(parents.shape)
+        lengths = np.clip(generator.gamma(shape) / rate, _SHORTEST, _LONGEST).reshape(*parents.shape, -1)
         return _Forest(parents, lengths)
 
     def _drawn(self, trees: Trees, process: Process, chains: Sequence[int], reference: TreeReference) -> Trees:
@@ -451,7 +458,7 @@ class TensorChains(TreeChains):
         order = generator.permuted(np.tile(np.arange(1, taxa), (count, 1)), axis=1)
         parents = np.zeros((count, self.num_edges + 1), dtype=np.int64)
         parents[rows[:, None], order[:, :2]] = taxa
-        top, lengths = np.full(count, taxa), np.zeros(parents.shape)
+        top, lengths = np.full(count, taxa), np.zeros((*parents.shape, self.num_sets))
         for number in range(2, taxa - 1):
             tip, above = order[:, number], taxa + number - 1
             parents[rows, tip] = parents[rows, top] = above
@@ -490,9 +497,9 @@ def _log_reference(
     """Return the log densities of trees under the reference."""
     count, nodes = forest.parents.shape
     sets = whole_numbers(below.reshape(count * nodes, -1))
-    shape, rate, log = (part.reshape(count, nodes)[:, 1:] for part in density.gammas(sets))
+    shape, rate, log = (part.reshape(count, nodes, -1)[:, 1:] for part in density.gammas(sets))
     lengths = forest.lengths[:, 1:]
-    total: _Numbers = (log + (shape - 1) * np.log(lengths) - rate * lengths).sum(1)
+    total: _Numbers = (log + (shape - 1) * np.log(lengths) - rate * lengths).sum(-1).sum(1)
     for tree, node, one, _ in levels:
         pairs = zip((tree * nodes + node).tolist(), (tree * nodes + one).tolist(), strict=True)
         np.add.at(total, tree, [density.log_split(sets[whole], sets[part]) for whole, part in pairs])

@@ -14,7 +14,8 @@
 // multiply to gamma distributions, so that proposals of lengths are the same.
 //
 // Sites may be divided into parts, each with a substitution process of its own; log-likelihoods and their derivatives are
-// sums over parts. A part may hold patterns that cannot be in the data: each site of some other part is then divided by
+// sums over parts. Each part has one of several sets of branch lengths, which have independent priors of one kind; often
+// there is only one set. A part may hold patterns that cannot be in the data: each site of some other part is then divided by
 // the probability that none of them occurs.
 //
 // chains.py says what the arguments are; types and order of the fields of Data and Call must stay as they are there.
@@ -47,13 +48,15 @@ struct Data {
     Int num_parts;
     const Int *part_sizes;      // patterns of each part, which follow each other, (parts,)
     const double *conditioned;  // number of sites without the patterns of this part; 0 for patterns of data, (parts,)
+    Int num_sets;
+    const Int *part_sets;  // set of branch lengths of each part, (parts,)
     Int num_constraints;
     const std::uint64_t *constraints;  // splits that every tree has, without the first taxon, (constraints, words)
 };
 
 struct Call {
     std::int32_t *ends;          // (edges, 2), edge i < taxa ends in tip i
-    double *lengths;             // (edges,)
+    double *lengths;             // (sets, edges)
     std::uint64_t *random;       // state of the generator, (4,)
     Int *focus;                  // the edge of the last local move
     double *log_likelihood;
@@ -67,7 +70,7 @@ struct Call {
     const void *reference;               // a Reference, or null
     double share;                        // power of the reference; that of the prior is one less the share
     double *log_reference;               // log density of the reference at the state, if there is one
-    // log prior density of the lengths t with sum L:
+    // log prior density of the lengths t of a set with sum L:
     // (pendant - 1) sum log t + (inner - 1) sum log t - rate L + power log L, over pendant and inner edges
     double pendant, inner, rate, power;
     const double *shares;  // relative frequency of each kind of move, (MOVES,)
@@ -77,9 +80,10 @@ struct Call {
 
 enum Move { LENGTH, EXCHANGE, LIKELIHOOD_REGRAFT, PARSIMONY_REGRAFT, NEAR_REGRAFT, REJOIN, SCALE, INDEPENDENT, MOVES };
 
-// The generator xoshiro256++ of D. Blackman and S. Vigna (2021).
 // Thrown where no choice has a weight above zero.
 struct NoChoice {};
+
+// The generator xoshiro256++ of D. Blackman and S. Vigna (2021).
 
 struct Random {
     std::uint64_t s[4];
@@ -152,10 +156,9 @@ struct Aligned {
 // a clade of the sample and what remains, otherwise as in a uniform distribution over topologies. Lengths of edges have
 // gamma distributions given the clade below them.
 struct Sample {
-    Int taxa, clades, subsplits;
-    const std::uint64_t *bits;     // clades, without the first taxon, (clades, words)
-    const double *shape, *rate;    // of the gamma distributions, (clades,)
-    double other_shape, other_rate;  // of all other clades
+    Int taxa, clades, subsplits, num_sets;
+    const std::uint64_t *bits;   // clades, without the first taxon, (clades, words)
+    const double *shape, *rate;  // of the gamma distributions, in the last row those of all other clades, (clades + 1, sets)
     const Int *parent, *child;     // clades, by parent; the child with the parent's first taxon, (subsplits,)
     const double *count;           // (subsplits,)
     Int num_constraints;
@@ -170,7 +173,7 @@ struct LengthDensity {
 
 class Reference {
     using Set = const std::uint64_t *;
-    const Int size;  // words of a set
+    const Int size, known, num_sets;  // words of a set, clades of the sample, and sets of lengths
     std::vector<std::uint64_t> bits;
     std::vector<Int> table, first, child;  // of a hash table: clades, or -1; subsplits of each clade
     std::vector<LengthDensity> densities;
@@ -211,7 +214,7 @@ class Reference {
     }
     // Clades of the sample into which a set can be split, given the parts that stay together.
     template <class Visit> void visit_within(Set set, const std::vector<std::vector<std::uint64_t>> &units, Visit visit) const {
-        for (Int k = 0; k < Int(densities.size()) - 1; ++k) {
+        for (Int k = 0; k < known; ++k) {
             if (!holds(set, clade(k))) continue;
             const auto broken = [&](const auto &unit) { return holds(unit.data(), clade(k)); };
             if (!std::any_of(units.begin(), units.end(), broken)) visit(k);
@@ -268,7 +271,7 @@ class Reference {
     }
 
     explicit Reference(const Sample &sample)
-        : size((sample.taxa + 63) / 64), bits(sample.bits, sample.bits + sample.clades * size),
+        : size((sample.taxa + 63) / 64), known(sample.clades), num_sets(sample.num_sets), bits(sample.bits, sample.bits + sample.clades * size),
           first(sample.clades + 1, 0), child(sample.child, sample.child + sample.subsplits), shares(sample.subsplits),
           logs(sample.subsplits), rest(sample.clades, 1) {
         std::size_t room = 16;
@@ -276,11 +279,8 @@ class Reference {
         table.assign(room, -1);
         for (Int k = 0; k < sample.num_constraints; ++k)
             constraints.emplace_back(sample.constraints + k * size, sample.constraints + (k + 1) * size);
-        for (Int k = 0; k < sample.clades; ++k) {
-            table[place(clade(k))] = k;
-            densities.emplace_back(sample.shape[k], sample.rate[k]);
-        }
-        densities.emplace_back(sample.other_shape, sample.other_rate);
+        for (Int k = 0; k < sample.clades; ++k) table[place(clade(k))] = k;
+        for (Int k = 0; k < (sample.clades + 1) * num_sets; ++k) densities.emplace_back(sample.shape[k], sample.rate[k]);
         for (Int s = 0; s < sample.subsplits; ++s) ++first[sample.parent[s] + 1];
         std::partial_sum(first.begin(), first.end(), first.begin());
         const std::vector<std::vector<std::uint64_t>> none;
@@ -297,9 +297,15 @@ class Reference {
         }
     }
 
-    const LengthDensity &density(Set set) const {
+    // Densities of the lengths of an edge in each set of lengths.
+    const LengthDensity *of_lengths(Set set) const {
         const Int k = find(set);
-        return k < 0 ? densities.back() : densities[k];
+        return &densities[(k < 0 ? known : k) * num_sets];
+    }
+    double norm(const LengthDensity *of_sets) const {
+        double sum = 0;
+        for (Int set = 0; set < num_sets; ++set) sum += of_sets[set].norm;
+        return sum;
     }
     double log_split(Set set, Set one, Set other) const {
         const Int k = find(set);
@@ -350,22 +356,26 @@ struct Partial {
     bool tip;
 };
 
+// Lengths of an edge in each set of lengths.
+using Times = std::vector<double>;
+
 // A tree, with what the reference says about its edges and its topology.
 struct Tree {
     std::vector<std::array<std::int32_t, 3>> neighbour, edge_at;
     std::vector<std::array<std::int32_t, 2>> ends;
-    std::vector<double> length;
+    std::vector<double> length;  // (edges, sets)
     std::vector<std::uint8_t> locked;  // edges whose split has to stay
     std::vector<std::uint64_t> below;  // taxa below each edge, seen from the first taxon, (edges, words)
     std::vector<std::uint64_t> halves;  // of these taxa, those on the side of the first one at the edge's lower node
-    std::vector<double> split_logs, norms;  // of the split of these taxa, and of the density of the length
-    std::vector<double> reference_shape, reference_rate;
+    std::vector<double> split_logs, norms;  // of the split of these taxa, and of the densities of the lengths
+    std::vector<double> reference_shape, reference_rate;  // (edges, sets)
     double reference_log = 0;  // of the topology, with the constants of the densities of the lengths
 };
 
 // Sites with a substitution process of their own: patterns `first` to `last`, whole vectors.
 struct Part {
     Int first, last, single;  // patterns before `single` are those of one site each
+    Int set = 0;              // of lengths
     double conditioned = 0;   // number of sites that are none of the patterns
     Int categories = 0, distinct = 0;
     std::vector<double> eigenvalues, right, left, frequencies, rates, rate_weights;
@@ -376,7 +386,7 @@ struct Part {
 };
 
 class Chain : Tree {
-    const Int n, edges, nodes, patterns, width;  // width: patterns, those of each part padded to whole vectors
+    const Int n, edges, nodes, patterns, num_sets, width;  // width: patterns, those of each part padded to whole vectors
     std::vector<Aligned> blocks;                 // 3 of each inner node: the subtree away from each neighbour
     std::vector<char> valid;
     std::vector<Aligned> tips;
@@ -408,8 +418,13 @@ class Chain : Tree {
     }
     Int other_end(Int edge, Int node) const { return ends[edge][0] == node ? ends[edge][1] : ends[edge][0]; }
     // Prior and reference of a length together: a gamma distribution but for a constant.
-    double shape_of(Int edge) const { return mixed(edge < n ? pendant : inner, reference_shape[edge]); }
-    double rate_of(Int edge) const { return mixed(rate, reference_rate[edge]); }
+    double shape_of(Int edge, Int set) const {
+        return mixed(edge < n ? pendant : inner, reference_shape[edge * num_sets + set]);
+    }
+    double rate_of(Int edge, Int set) const { return mixed(rate, reference_rate[edge * num_sets + set]); }
+    const double *times(Int edge) const { return &length[edge * num_sets]; }
+    double *times(Int edge) { return &length[edge * num_sets]; }
+    static bool possible(double time) { return time > 1e-30 && time < 1e6; }
     double mixed(double own, double other) const { return share > 0 ? (1 - share) * own + share * other : own; }
 
     // Partial likelihoods.
@@ -443,9 +458,9 @@ class Chain : Tree {
 
     static Lane largest(Lane a, Lane b) { return a > b ? a : b; }
 
-    // Where two subtrees meet, at the other ends of edges of lengths `one_time` and `other_time`.
-    void join(const Partial &one, double one_time, const Partial &other, double other_time, Real *out) {
-        for (const Part &part : parts) join_part(part, one, one_time, other, other_time, out);
+    // Where two subtrees meet, at the other ends of edges of lengths `one_times` and `other_times`, of each set.
+    void join(const Partial &one, const double *one_times, const Partial &other, const double *other_times, Real *out) {
+        for (const Part &part : parts) join_part(part, one, one_times[part.set], other, other_times[part.set], out);
     }
     void join_part(const Part &part, const Partial &one, double one_time, const Partial &other, double other_time,
                    Real *out) {
@@ -496,7 +511,7 @@ class Chain : Tree {
             const Partial one = behind(neighbour[node][a], ea), other = behind(neighbour[node][b], eb);
             blocks[place].resize(block_size());
             // The sum must not depend on the order of the neighbours.
-            join(one, length[ea], other, length[eb], blocks[place].data);
+            join(one, times(ea), other, times(eb), blocks[place].data);
             valid[place] = 1;
         }
         return held(node, k);
@@ -521,7 +536,7 @@ class Chain : Tree {
     }
     void forget_all() { std::fill(valid.begin(), valid.end(), 0); }
 
-    // The likelihood as a function of one length.
+    // The likelihood as a function of the lengths of one edge, of which each part sees one.
 
     struct Values {
         double value, first, second;
@@ -573,11 +588,14 @@ class Chain : Tree {
         Lane first{}, second{}, powers_of_two{}, product = Lane{} + Real(1);
     };
 
-    template <bool values, bool derivatives> Values evaluate(const Aligned &terms, double time) const {
+    // Of the parts with one set of lengths.
+    template <bool values, bool derivatives> Values evaluate(const Aligned &terms, double time, Int set) const {
         Totals sums;
         Values result{0, 0, 0};
         for (const Part &part : parts)
-            if (part.conditioned > 0)
+            if (part.set != set)
+                continue;
+            else if (part.conditioned > 0)
                 condition(part, terms, time, result);
             else
                 add_part<values, derivatives>(part, terms, time, sums);
@@ -588,6 +606,13 @@ class Chain : Tree {
         for (int v = 0; v < WIDTH; ++v)
             result.value += sums.value[v], result.first += double(sums.first[v]), result.second += double(sums.second[v]);
         return result;
+    }
+
+    // Of all parts.
+    double value(const Aligned &terms, const double *of_sets) const {
+        double sum = 0;
+        for (Int set = 0; set < num_sets; ++set) sum += evaluate<true, false>(terms, of_sets[set], set).value;
+        return sum;
     }
 
     template <bool values, bool derivatives>
@@ -671,11 +696,11 @@ class Chain : Tree {
         }
     };
     // `prior_shape` and `prior_rate` of the length's prior; the mode is sought from the same start always.
-    Fit fit(const Aligned &terms, double prior_shape, double prior_rate) const {
+    Fit fit(const Aligned &terms, double prior_shape, double prior_rate, Int set) const {
         double y = std::log(0.02), bend = 1;
         for (int round = 0; round < 20; ++round) {
             const double time = std::exp(y);
-            const Values at = evaluate<false, true>(terms, time);
+            const Values at = evaluate<false, true>(terms, time, set);
             const double tilt = time * (beta * at.first - prior_rate);
             const double slope = tilt + prior_shape;
             const double curve = tilt + time * time * beta * at.second;
@@ -686,19 +711,26 @@ class Chain : Tree {
             y = std::clamp(y + step, -16.0, 4.0);
         }
         const double mode = std::exp(y), shape = std::min(bend, 1e6);
-        const double height = beta * evaluate<true, false>(terms, mode).value + prior_shape * y - prior_rate * mode;
+        const double height = beta * evaluate<true, false>(terms, mode, set).value + prior_shape * y - prior_rate * mode;
         return {shape, shape / mode, prior_shape, std::min(prior_shape / mode, 1e8),
                 height + std::lgamma(shape) + shape - shape * std::log(shape)};
     }
 
-    double sum_of_lengths() const { return std::accumulate(length.begin(), length.end(), 0.0); }
+    double sum_of_lengths(Int set) const {
+        double sum = 0;
+        for (Int e = 0; e < edges; ++e) sum += times(e)[set];
+        return sum;
+    }
     // Rate of one length given the sum of the others.
     double rate_given(double own, double others) const { return own - power / (others + 0.05); }
     static double log_prior(double time, double shape, double rate) { return (shape - 1) * std::log(time) - rate * time; }
     // Log density of prior and reference at the tree.
     double log_prior_of_tree() const {
-        double sum = share * reference_log + power * std::log(sum_of_lengths());
-        for (Int e = 0; e < edges; ++e) sum += log_prior(length[e], shape_of(e), rate_of(e));
+        double sum = share * reference_log;
+        for (Int set = 0; set < num_sets; ++set) {
+            sum += power * std::log(sum_of_lengths(set));
+            for (Int e = 0; e < edges; ++e) sum += log_prior(times(e)[set], shape_of(e, set), rate_of(e, set));
+        }
         return sum;
     }
 
@@ -732,8 +764,12 @@ class Chain : Tree {
             reference_log += split_logs[edge];
         }
         if (!same) {
-            const auto &density = reference->density(own);
-            reference_shape[edge] = density.shape, reference_rate[edge] = density.rate, norms[edge] = density.norm;
+            const LengthDensity *densities = reference->of_lengths(own);
+            for (Int set = 0; set < num_sets; ++set) {
+                reference_shape[edge * num_sets + set] = densities[set].shape;
+                reference_rate[edge * num_sets + set] = densities[set].rate;
+            }
+            norms[edge] = reference->norm(densities);
         }
         reference_log += norms[edge];
     }
@@ -757,31 +793,38 @@ class Chain : Tree {
         if (!is_tip(node)) focus = edge_at[node][(slot(node, focus) + turn) % 3];
     }
 
-    // A new length of one edge.
+    // New lengths of one edge: given the others, those of the sets are independent.
     void resample(Int edge) {
         expand(behind(ends[edge][0], edge), behind(ends[edge][1], edge), coefficients);
-        const double old = length[edge], shape = shape_of(edge), own = rate_of(edge), others = sum_of_lengths() - old;
+        bool changed = false;
+        for (Int set = 0; set < num_sets; ++set) changed = resample(edge, set) || changed;
+        if (changed) forget(edge, false);
+    }
+    bool resample(Int edge, Int set) {
+        double &length = times(edge)[set];
+        const double old = length, shape = shape_of(edge, set), own = rate_of(edge, set);
+        const double others = sum_of_lengths(set) - old;
         double proposed, ratio;
         if (random.uniform() < 0.2) {
             const double step = 2 * (random.uniform() - 0.5);
             proposed = old * std::exp(step);
             ratio = step;
         } else {
-            const Fit found = fit(coefficients, shape, rate_given(own, others));
+            const Fit found = fit(coefficients, shape, rate_given(own, others), set);
             proposed = found.draw(random);
             ratio = found.log_density(old) - found.log_density(proposed);
         }
-        if (!(proposed > 1e-30 && proposed < 1e6)) return;
-        ratio += beta * (evaluate<true, false>(coefficients, proposed).value - evaluate<true, false>(coefficients, old).value) +
+        if (!possible(proposed)) return false;
+        ratio += beta * (evaluate<true, false>(coefficients, proposed, set).value -
+                         evaluate<true, false>(coefficients, old, set).value) +
                  log_prior(proposed, shape, own) - log_prior(old, shape, own) +
                  power * std::log((others + proposed) / (others + old));
-        if (decide(LENGTH, ratio)) {
-            length[edge] = proposed;
-            forget(edge, false);
-        }
+        if (!decide(LENGTH, ratio)) return false;
+        length = proposed;
+        return true;
     }
 
-    // One of the three topologies around an inner edge, and its length, chosen by their approximate masses.
+    // One of the three topologies around an inner edge, and its lengths, chosen by their approximate masses.
     void exchange(Int edge) {
         const Int u = ends[edge][0], v = ends[edge][1];
         const int at_u = slot(u, edge), at_v = slot(v, edge);
@@ -789,34 +832,44 @@ class Chain : Tree {
         const Int c = edge_at[v][(at_v + 1) % 3], d = edge_at[v][(at_v + 2) % 3];
         const Partial pa = behind(other_end(a, u), a), pb = behind(other_end(b, u), b);
         const Partial pc = behind(other_end(c, v), c), pd = behind(other_end(d, v), d);
-        const double others = sum_of_lengths() - length[edge];
         Aligned *terms[3] = {&coefficients, &more[0], &more[1]};
         expand(behind(u, edge), behind(v, edge), coefficients);
         first_side.resize(block_size()), second_side.resize(block_size());
-        join(pa, length[a], pc, length[c], first_side.data);
-        join(pb, length[b], pd, length[d], second_side.data);
+        join(pa, times(a), pc, times(c), first_side.data);
+        join(pb, times(b), pd, times(d), second_side.data);
         expand(as_partial(first_side.data), as_partial(second_side.data), more[0]);
-        join(pa, length[a], pd, length[d], first_side.data);
-        join(pb, length[b], pc, length[c], second_side.data);
+        join(pa, times(a), pd, times(d), first_side.data);
+        join(pb, times(b), pc, times(c), second_side.data);
         expand(as_partial(first_side.data), as_partial(second_side.data), more[1]);
-        std::array<Middle, 3> middles{Middle{inner, rate, 0}, {inner, rate, 0}, {inner, rate, 0}};
+        std::array<Middle, 3> middles{};
         if (share > 0) middles = refer_around(a, b, c, d);
-        Fit fits[3];
+        std::vector<Fit> fits;  // (topologies, sets)
         std::vector<double> masses(3);
-        for (int k = 0; k < 3; ++k) {
-            fits[k] = fit(*terms[k], middles[k].shape, rate_given(middles[k].rate, others));
-            masses[k] = fits[k].log_mass + middles[k].log;
+        const Times old(times(edge), times(edge) + num_sets);
+        Times others, proposed;
+        for (Int set = 0; set < num_sets; ++set) others.push_back(sum_of_lengths(set) - old[set]);
+        for (Int k = 0; k < 3; ++k) {
+            for (Int set = 0; set < num_sets; ++set) {
+                const double own = rate_given(middle_rate(middles[k], set), others[set]);
+                fits.push_back(fit(*terms[k], middle_shape(middles[k], set), own, set));
+                masses[k] += fits.back().log_mass;
+            }
+            masses[k] += middles[k].log;
         }
         const Int chosen = random.choose(masses);
-        const double old = length[edge], proposed = fits[chosen].draw(random);
-        if (!(proposed > 1e-30 && proposed < 1e6)) return;
-        const auto weight = [&](Int k, double time, double mass) {
-            return beta * evaluate<true, false>(*terms[k], time).value + middles[k].log +
-                   log_prior(time, middles[k].shape, middles[k].rate) + power * std::log(others + time) -
-                   fits[k].log_density(time) - mass;
+        for (Int set = 0; set < num_sets; ++set) {
+            proposed.push_back(fits[chosen * num_sets + set].draw(random));
+            if (!possible(proposed.back())) return;
+        }
+        const auto weight = [&](Int k, const Times &at) {
+            double sum = beta * value(*terms[k], at.data()) + middles[k].log;
+            for (Int set = 0; set < num_sets; ++set)
+                sum = sum + log_prior(at[set], middle_shape(middles[k], set), middle_rate(middles[k], set)) +
+                      power * std::log(others[set] + at[set]) - fits[k * num_sets + set].log_density(at[set]);
+            return sum - masses[k];
         };
-        if (!decide(EXCHANGE, weight(chosen, proposed, masses[chosen]) - weight(0, old, masses[0]))) return;
-        length[edge] = proposed;
+        if (!decide(EXCHANGE, weight(chosen, proposed) - weight(0, old))) return;
+        std::copy(proposed.begin(), proposed.end(), times(edge));
         if (chosen == 0) {
             forget(edge, false);
             return;
@@ -836,8 +889,11 @@ class Chain : Tree {
 
     // Prior and reference of the edge between four subtrees, of which the first and another one lie on one side.
     struct Middle {
-        double shape, rate, log;
+        const LengthDensity *densities = nullptr;  // of the reference, if it has a share
+        double log = 0;
     };
+    double middle_shape(const Middle &one, Int set) const { return mixed(inner, share > 0 ? one.densities[set].shape : 0); }
+    double middle_rate(const Middle &one, Int set) const { return mixed(rate, share > 0 ? one.densities[set].rate : 0); }
     std::array<Middle, 3> refer_around(Int a, Int b, Int c, Int d) const {
         const Int size = (n + 63) / 64;
         const auto set = [&](Int edge) { return &below[edge * size]; };
@@ -856,10 +912,10 @@ class Chain : Tree {
             const int at = int(std::find(order.begin(), order.end(), int(top)) - order.begin());
             const Int beside = around[order[at ^ 1]], one = around[order[(at ^ 2) & 2]], other = around[order[(at ^ 2) | 1]];
             for (Int w = 0; w < size; ++w) inside[w] = set(one)[w] | set(other)[w];
-            const auto &density = reference->density(inside.data());
+            const LengthDensity *densities = reference->of_lengths(inside.data());
             const double log = reference->log_split(set(around[top]), set(beside), inside.data()) +
                                reference->log_split(inside.data(), set(one), set(other));
-            return Middle{mixed(inner, density.shape), mixed(rate, density.rate), share * (density.norm + log)};
+            return Middle{densities, share * (reference->norm(densities) + log)};
         };
         return {middle({0, 1, 2, 3}), middle({0, 2, 1, 3}), middle({0, 3, 1, 2})};
     }
@@ -868,7 +924,6 @@ class Chain : Tree {
     // one; place 0 is this edge. Further places lie behind its two ends.
     struct Place {
         Int edge, near, far;
-        double time;
         Int before;          // the place through which this one was reached
         Int sibling, aside;  // the other edge at the near node, and the node behind it
         Int steps;           // from place 0
@@ -876,7 +931,7 @@ class Chain : Tree {
     };
     struct Side {
         Int node, cut, x, y, ex, ey;  // the node at the cut edge, its other neighbours and edges
-        double time;                  // the sum of both lengths
+        Times time;                   // the sums of both lengths
         std::vector<Place> places;
     };
 
@@ -887,8 +942,8 @@ class Chain : Tree {
         side.node = node, side.cut = cut;
         side.x = neighbour[node][a], side.y = neighbour[node][b];
         side.ex = edge_at[node][a], side.ey = edge_at[node][b];
-        side.time = length[side.ex] + length[side.ey];
-        side.places.push_back({side.ex, side.x, side.y, side.time, -1, -1, -1, 0, true});
+        for (Int set = 0; set < num_sets; ++set) side.time.push_back(times(side.ex)[set] + times(side.ey)[set]);
+        side.places.push_back({side.ex, side.x, side.y, -1, -1, -1, 0, true});
         if (!locked[side.ex]) reach(side, 0, side.x, side.ex);
         if (!locked[side.ey]) reach(side, 0, side.y, side.ey);
         return side;
@@ -900,10 +955,21 @@ class Chain : Tree {
             const int one = (k + turn) % 3, other = (k + 3 - turn) % 3;
             const Int edge = edge_at[node][one], far = neighbour[node][one];
             const Int number = Int(side.places.size());
-            side.places.push_back({edge, node, far, length[edge], before, edge_at[node][other], neighbour[node][other],
+            side.places.push_back({edge, node, far, before, edge_at[node][other], neighbour[node][other],
                                    side.places[before].steps + 1, false});
             if (!locked[edge]) reach(side, number, far, edge);
         }
+    }
+
+    const double *times_at(const Side &side, Int place) const {
+        return place == 0 ? side.time.data() : times(side.places[place].edge);
+    }
+    // Lengths of both ends of a place, of which `part` is that of the near end.
+    std::array<Times, 2> divided(const double *whole, const Times &part) const {
+        std::array<Times, 2> found;
+        for (Int set = 0; set < num_sets; ++set)
+            found[0].push_back(part[set] * whole[set]), found[1].push_back((1 - part[set]) * whole[set]);
+        return found;
     }
 
     // What lies on the near side of a place, without the node of the cut.
@@ -913,13 +979,13 @@ class Chain : Tree {
         if (Int(made.size()) <= place) made.resize(place + 1);
         if (!at.made) {
             Partial in;
-            double time = side.places[at.before].time;
+            const double *time = times_at(side, at.before);
             if (at.before == 0)
                 in = at.near == side.x ? behind(side.y, side.ey) : behind(side.x, side.ex);
             else
                 in = near_of(side, at.before, made);
             made[place].resize(block_size());
-            join(in, time, behind(at.aside, at.sibling), length[at.sibling], made[place].data);
+            join(in, time, behind(at.aside, at.sibling), times(at.sibling), made[place].data);
             at.made = true;
         }
         return as_partial(made[place].data);
@@ -929,12 +995,12 @@ class Chain : Tree {
     }
 
     // The likelihood with a subtree at the middle of each place.
-    double score(Side &side, Int place, const Partial &subtree, double time) {
-        const double half = 0.5 * side.places[place].time;
+    double score(Side &side, Int place, const Partial &subtree, const Times &time) {
+        const auto [near, far] = divided(times_at(side, place), Times(num_sets, 0.5));
         scratch.resize(block_size());
-        join(near_of(side, place, incoming[0]), half, far_of(side, place), half, scratch.data);
+        join(near_of(side, place, incoming[0]), near.data(), far_of(side, place), far.data(), scratch.data);
         expand(as_partial(scratch.data), subtree, more[0]);
-        return evaluate<true, false>(more[0], time).value;
+        return value(more[0], time.data());
     }
 
     // Parsimony: the sets of states of Fitch (1971) for the subtree behind each end of each edge.
@@ -1032,7 +1098,9 @@ class Chain : Tree {
         } else {
             if (move == LIKELIHOOD_REGRAFT) {
                 // The same for the present and the proposed tree.
-                const double typical = (sum_of_lengths() - length[cut]) / double(edges - 1);
+                Times typical;
+                for (Int set = 0; set < num_sets; ++set)
+                    typical.push_back((sum_of_lengths(set) - times(cut)[set]) / double(edges - 1));
                 const auto middle = sets_at_places(side);
                 const auto *own = states_behind(u, cut);
                 for (Int place = 0; place < count; ++place) logs[place] = unmet(middle.data() + place * S * words, own);
@@ -1063,32 +1131,35 @@ class Chain : Tree {
         }
         if (!std::isfinite(ratio)) return;
         const Int one = chosen / seconds, two = chosen % seconds;
-        const double old = length[cut], others = sum_of_lengths() - old;
-        // The split of the cut edge stays.
-        const double shape = shape_of(cut), prior_rate = rate_given(rate_of(cut), others);
-        const double at = random.uniform(), other_at = both ? random.uniform() : 0;
-        const double time = side.places[one].time;
-        ratio += std::log(time) - std::log(side.time);
-        first_side.resize(block_size());
-        join(near_of(side, one, incoming[0]), at * time, far_of(side, one), (1 - at) * time, first_side.data);
-        Partial opposite = subtree;
-        if (both) {
-            const double own = second.places[two].time;
-            ratio += std::log(own) - std::log(second.time);
-            second_side.resize(block_size());
-            join(near_of(second, two, incoming[1]), other_at * own, far_of(second, two), (1 - other_at) * own,
-                 second_side.data);
-            opposite = as_partial(second_side.data);
-        }
-        expand(as_partial(first_side.data), opposite, more[0]);
+        Times at, other_at, old(times(cut), times(cut) + num_sets), proposed;
+        for (Int set = 0; set < num_sets; ++set)
+            at.push_back(random.uniform()), other_at.push_back(both ? random.uniform() : 0);
+        const auto move_side = [&](Side &moved, Int place, const Times &part, std::vector<Aligned> &made, Aligned &out) {
+            const double *time = times_at(moved, place);
+            for (Int set = 0; set < num_sets; ++set) ratio += std::log(time[set]) - std::log(moved.time[set]);
+            const auto [near, far] = divided(time, part);
+            out.resize(block_size());
+            join(near_of(moved, place, made), near.data(), far_of(moved, place), far.data(), out.data);
+            return as_partial(out.data);
+        };
+        const Partial opened = move_side(side, one, at, incoming[0], first_side);
+        const Partial opposite = both ? move_side(second, two, other_at, incoming[1], second_side) : subtree;
+        expand(opened, opposite, more[0]);
         expand(behind(v, cut), subtree, coefficients);
-        const Fit there = fit(more[0], shape, prior_rate), here = fit(coefficients, shape, prior_rate);
-        const double proposed = there.draw(random);
-        if (!(proposed > 1e-30 && proposed < 1e6)) return;
-        ratio += here.log_density(old) - there.log_density(proposed) - log_prior_of_tree() +
-                 beta * (evaluate<true, false>(more[0], proposed).value - evaluate<true, false>(coefficients, old).value);
+        double proposals = 0;
+        for (Int set = 0; set < num_sets; ++set) {
+            // The split of the cut edge stays.
+            const double shape = shape_of(cut, set), others = sum_of_lengths(set) - old[set];
+            const double prior_rate = rate_given(rate_of(cut, set), others);
+            const Fit there = fit(more[0], shape, prior_rate, set), here = fit(coefficients, shape, prior_rate, set);
+            proposed.push_back(there.draw(random));
+            if (!possible(proposed.back())) return;
+            proposals += here.log_density(old[set]) - there.log_density(proposed.back());
+        }
+        ratio += proposals - log_prior_of_tree() +
+                 beta * (value(more[0], proposed.data()) - value(coefficients, old.data()));
         kept = *this;
-        length[cut] = proposed;
+        std::copy(proposed.begin(), proposed.end(), times(cut));
         place_side(side, one, at);
         if (both) place_side(second, two, other_at);
         if (share > 0) refer();
@@ -1109,26 +1180,28 @@ class Chain : Tree {
     }
 
     // With the node of the cut at a part of a place's length.
-    void place_side(const Side &side, Int place, double part) {
+    void place_side(const Side &side, Int place, const Times &part) {
         const Place at = side.places[place];
+        const auto [near, far] = divided(times_at(side, place), part);
+        const auto set_times = [&](Int edge, const Times &own) { std::copy(own.begin(), own.end(), times(edge)); };
         const auto set_neighbour = [&](Int node, Int edge, Int beside, Int by) {
             const int k = slot(node, edge);
             neighbour[node][k] = std::int32_t(beside), edge_at[node][k] = std::int32_t(by);
         };
         const auto narrow = [](Int a, Int b) { return std::array<std::int32_t, 2>{std::int32_t(a), std::int32_t(b)}; };
         if (place == 0) {
-            length[side.ex] = part * at.time, length[side.ey] = (1 - part) * at.time;
+            set_times(side.ex, near), set_times(side.ey, far);
             return;
         }
         const auto [kept, freed] = names(side);
         set_neighbour(side.x, side.ex, side.y, kept);
         set_neighbour(side.y, side.ey, side.x, kept);
         ends[kept] = narrow(side.x, side.y);
-        length[kept] = side.time;
+        set_times(kept, side.time);
         set_neighbour(at.near, at.edge, side.node, freed);
         set_neighbour(at.far, at.edge, side.node, at.edge);
         ends[freed] = narrow(at.near, side.node), ends[at.edge] = narrow(side.node, at.far);
-        length[freed] = part * at.time, length[at.edge] = (1 - part) * at.time;
+        set_times(freed, near), set_times(at.edge, far);
         const int k = slot(side.node, side.cut);
         neighbour[side.node][(k + 1) % 3] = std::int32_t(at.near), edge_at[side.node][(k + 1) % 3] = std::int32_t(freed);
         neighbour[side.node][(k + 2) % 3] = std::int32_t(at.far), edge_at[side.node][(k + 2) % 3] = std::int32_t(at.edge);
@@ -1138,12 +1211,13 @@ class Chain : Tree {
         forget(stays, false), forget(freed, place > 0), forget(side.places[place].edge, false);
     }
 
-    // All lengths times a common factor.
+    // All lengths of one set times a common factor.
     void scale() {
         const double size = std::exp(-5 * random.uniform()), step = size * random.normal(), factor = std::exp(step);
+        const Int set = num_sets > 1 ? random.below(num_sets) : 0;
         const double before = beta * log_likelihood() + log_prior_of_tree();
         const std::vector<double> old(length);
-        for (double &one : length) one *= factor;
+        for (Int e = 0; e < edges; ++e) times(e)[set] *= factor;
         forget_all();
         const double after = beta * log_likelihood() + log_prior_of_tree();
         if (decide(SCALE, after - before + double(edges) * step)) return;
@@ -1166,7 +1240,7 @@ class Chain : Tree {
     }
     double log_reference_of_tree() const {
         double sum = reference_log;
-        for (Int e = 0; e < edges; ++e) sum += log_prior(length[e], reference_shape[e], reference_rate[e]);
+        for (std::size_t k = 0; k < length.size(); ++k) sum += log_prior(length[k], reference_shape[k], reference_rate[k]);
         return sum;
     }
     void draw_from(const Reference &source) {
@@ -1189,8 +1263,9 @@ class Chain : Tree {
             }
             return sum == 1 ? found : -1;
         };
-        const auto &density = source.density(set.data());
-        length[edge] = std::clamp(random.gamma(density.shape) / density.rate, 1e-30, 1e6);
+        const LengthDensity *densities = source.of_lengths(set.data());
+        for (Int k = 0; k < num_sets; ++k)
+            times(edge)[k] = std::clamp(random.gamma(densities[k].shape) / densities[k].rate, 1e-30, 1e6);
         const Int own = tip(set), node = own < 0 ? next_node++ : own;
         ends[edge] = {std::int32_t(above), std::int32_t(node)};
         if (is_tip(node)) return;
@@ -1205,7 +1280,7 @@ class Chain : Tree {
 
     double log_likelihood() {
         expand(behind(ends[focus][0], focus), behind(ends[focus][1], focus), coefficients);
-        return evaluate<true, false>(coefficients, length[focus]).value;
+        return value(coefficients, times(focus));
     }
 
     // The state and the model.
@@ -1277,19 +1352,25 @@ class Chain : Tree {
     std::vector<char> always;  // states that all taxa allow, (width, S)
 
     void take_tree(const Call &call) {
-        bool same = std::equal(length.begin(), length.end(), call.lengths);
+        const std::vector<double> lengths_before(length);
+        take_lengths(call);
+        bool same = length == lengths_before;
         for (Int e = 0; e < edges && same; ++e) {
             const std::int32_t a = call.ends[2 * e], b = call.ends[2 * e + 1];
             same = (ends[e][0] == a && ends[e][1] == b) || (ends[e][0] == b && ends[e][1] == a);
         }
         // Always in the order of the edges, so that a state alone decides what follows.
-        length.assign(call.lengths, call.lengths + edges);
         const std::vector<std::array<std::int32_t, 3>> before(edge_at);
         for (Int e = 0; e < edges; ++e) ends[e] = {call.ends[2 * e], call.ends[2 * e + 1]};
         connect();
         if (!same || before != edge_at) forget_all();
         if (!constraints.empty()) lock();
         if (share > 0) refer_anew();
+    }
+
+    void take_lengths(const Call &call) {
+        for (Int e = 0; e < edges; ++e)
+            for (Int set = 0; set < num_sets; ++set) times(e)[set] = call.lengths[set * edges + e];
     }
 
     // Mark the edges whose split has to stay.
@@ -1341,11 +1422,11 @@ class Chain : Tree {
   public:
     explicit Chain(const Data &data)
         : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
-          width(padded(data)), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
+          num_sets(data.num_sets), width(padded(data)), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
           spare_blocks(3 * (n - 2)), spare_valid(3 * (n - 2)), always(width * S, 1) {
         locked.assign(edges, 0);
-        neighbour.resize(nodes), edge_at.resize(nodes), ends.resize(edges), length.assign(edges, -1);
-        reference_shape.assign(edges, 0), reference_rate.assign(edges, 0);
+        neighbour.resize(nodes), edge_at.resize(nodes), ends.resize(edges), length.assign(edges * num_sets, -1);
+        reference_shape.assign(edges * num_sets, 0), reference_rate.assign(edges * num_sets, 0);
         const Int size = (n + 63) / 64;
         for (Int k = 0; k < data.num_constraints; ++k)
             constraints.emplace_back(data.constraints + k * size, data.constraints + (k + 1) * size);
@@ -1364,7 +1445,7 @@ class Chain : Tree {
             Part part;
             part.first = first, part.last = first + whole(count);
             part.single = first + (middle - order.begin() - first) / WIDTH * WIDTH;
-            part.conditioned = data.conditioned[k];
+            part.conditioned = data.conditioned[k], part.set = data.part_sets[k];
             parts.push_back(part);
             order.resize(part.last, -1);
         }
@@ -1442,7 +1523,8 @@ class Chain : Tree {
 
     void give(Call &call) const {
         std::memcpy(call.random, random.s, sizeof random.s);
-        std::copy(length.begin(), length.end(), call.lengths);
+        for (Int e = 0; e < edges; ++e)
+            for (Int set = 0; set < num_sets; ++set) call.lengths[set * edges + e] = times(e)[set];
         for (Int e = 0; e < edges; ++e) call.ends[2 * e] = ends[e][0], call.ends[2 * e + 1] = ends[e][1];
         const Int size = (n + 63) / 64;
         std::fill(call.splits, call.splits + edges * size, 0);
@@ -1512,7 +1594,7 @@ class Chain : Tree {
             add(order[i]);
         }
         connect();
-        length.assign(call.lengths, call.lengths + edges);
+        take_lengths(call);
         forget_all();
         give(call);
     }

@@ -124,7 +124,7 @@ def topology_evidence(
     Raises
     ------
     SettingsError
-        If the search has one run only, or a setting lies outside its domain.
+        If the search has one run only or separate branch lengths, or a setting lies outside its domain.
 
     Examples
     --------
@@ -140,6 +140,11 @@ def topology_evidence(
         raise SettingsError(
             "search: the mass of the topologies and its error need two runs or more. Remedy: give the result of "
             "infer_topologies(alignment, num_runs=2)."
+        )
+    if search.branch_lengths is not None:
+        raise SettingsError(
+            "search: its subsets have their own branch lengths, for which there is no sum over topologies and no "
+            "variational inference. Remedy: use its log_evidence, or search without separate_branch_lengths."
         )
     level = real_number("level", level, "(0, 1)")
     most = whole_number("most", most, 1)

@@ -60,7 +60,7 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.models.phylogenetics._neighbour_joining import joined_neighbours
 from bayeskit.models.phylogenetics._parameters import FreeParameters, PartitionParameters, free_parameters
-from bayeskit.models.phylogenetics._partitions import subsets_of
+from bayeskit.models.phylogenetics._partitions import check_separate_lengths, sites_of_lengths, subsets_of
 from bayeskit.models.phylogenetics._topology_constraints import constraint_splits, log_number_of_topologies
 from bayeskit.models.phylogenetics._topology_moves._chains import (
     FIRST_LENGTH,
@@ -86,7 +86,7 @@ class _History(NamedTuple):
     """Trees and parameters of some chains in rounds before the last fit of the reference."""
 
     splits: Tensor  # (rounds, chains, edges, words), int64
-    lengths: Tensor  # (rounds, chains, edges)
+    lengths: Tensor  # (rounds, chains, sets * edges)
     position: Tensor  # (rounds, chains, P)
 
     def and_round(self, trees: Trees, position: Tensor, chains: Tensor) -> _History:
@@ -222,7 +222,7 @@ class TopologySearch:
 
     def _no_history(self, chains: int) -> _History:
         edges, words = self.chains.num_edges, clades.num_words(self.chains.num_taxa)
-        numbers = torch.zeros(0, chains, edges, dtype=torch.float64)
+        numbers = torch.zeros(0, chains, self.chains.num_sets * edges, dtype=torch.float64)
         splits = torch.zeros(0, chains, edges, words, dtype=torch.int64)
         return _History(splits, numbers, torch.zeros(0, chains, self.space.dim, dtype=torch.float64))
 
@@ -397,7 +397,7 @@ class TopologySearch:
         """Move branch lengths and parameters of the chains at the posterior along the gradient of its density."""
         trees = state.trees
         topologies, order = topologies_of(self.taxa, trees.splits[cold])
-        edges = torch.from_numpy(order)
+        edges = _in_each_set(order, self.chains.num_sets)
         step = state.log_step.exp() * (0.5 + torch.rand((), generator=generator, dtype=torch.float64))
         lengths, position = trees.lengths[cold], state.position
         moved = moves.move(topologies, lengths.gather(1, edges), position[cold], self._root(state), step, generator)
@@ -516,7 +516,8 @@ class TopologyInference:
     Attributes
     ----------
     samples : tuple of TreeSample
-        Trees of each run with their branch lengths, without burn-in.
+        Trees of each run with their branch lengths, without burn-in. Where subsets have their own branch lengths, those
+        of a tree are their means, weighted by the numbers of sites; `sample_of` has a subset's own.
     parameters : dict of Tensor
         Values of the free parameters of the substitution model and the site rates, shape `(runs, draws, *event_shape)`.
         Those of a partition are called as in `Partition`; `"relative_rates"` are beside their `"rate_shares"`.
@@ -547,6 +548,9 @@ class TopologyInference:
         Groups of taxa that are on one side of a branch in every tree.
     searches : tuple of TopologyInference
         Of a result of `pooled`, the searches; else empty.
+    branch_lengths : Tensor or None
+        With separate branch lengths, those of each of `alignment.length_groups`, shape `(runs, draws, groups, edges)`;
+        edges of draw `d` of run `r` are in the order of the topology `samples[r].index[d]` of `samples[r].topologies`.
     """
 
     samples: tuple[TreeSample, ...]
@@ -567,6 +571,7 @@ class TopologyInference:
     is_warm: bool = True
     constraints: tuple[tuple[str, ...], ...] = ()
     searches: tuple[TopologyInference, ...] = ()
+    branch_lengths: Tensor | None = None
 
     @classmethod
     def pooled(cls, searches: Sequence[TopologyInference]) -> TopologyInference:
@@ -603,6 +608,7 @@ class TopologyInference:
         searches = tuple(searches)
         _check_poolable(searches)
         first = searches[0]
+        lengths = [one.branch_lengths for one in searches if one.branch_lengths is not None]
         moves = {}
         for name in first.moves:
             tried = sum(one.moves[name][0] for one in searches)
@@ -626,6 +632,7 @@ class TopologyInference:
             log_likelihood=torch.cat([one.log_likelihood for one in searches], 1),
             log_ratio=torch.cat([one.log_ratio for one in searches], 1),
             log_prior=torch.cat([one.log_prior for one in searches]),
+            branch_lengths=torch.cat(lengths) if lengths else None,
             beta=torch.stack([one.beta for one in searches]).mean(0),
             exchange=exchange,
             moves=moves,
@@ -640,6 +647,47 @@ class TopologyInference:
     def sample(self) -> TreeSample:
         """Trees of all runs."""
         return TreeSample.pooled(self.samples)
+
+    def sample_of(self, subset: str) -> TreeSample:
+        """Return the trees of all runs with a subset's own branch lengths.
+
+        Parameters
+        ----------
+        subset : str
+            Name of a subset of the partition.
+
+        Returns
+        -------
+        TreeSample
+
+        Raises
+        ------
+        SettingsError
+            If subsets do not have their own branch lengths, or there is no such subset.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics import majority_rule_consensus, primates
+        >>> subsets = primates()[0].partitioned({"coding": range(457), "others": range(457, 898)})
+        >>> numbers = {"num_warmup": 50, "num_samples": 50, "num_temperatures": 5}
+        >>> found = infer_topologies(Partition(subsets), separate_branch_lengths=True, progress=False, **numbers)
+        >>> found.branch_lengths.shape
+        torch.Size([2, 50, 2, 21])
+        >>> found.sample_of("coding").num_samples
+        100
+        """
+        if self.branch_lengths is None or not isinstance(self.alignment, Partition):
+            raise SettingsError(
+                "sample_of: all sites have the same branch lengths. Remedy: use sample, or search with "
+                "separate_branch_lengths=True."
+            )
+        if subset not in self.alignment.subsets:
+            raise SettingsError(
+                f"subset: there is no subset {subset!r:.80}. Remedy: choose from {', '.join(self.alignment.subsets)}."
+            )
+        place = self.alignment.length_indices[list(self.alignment.subsets).index(subset)]
+        own = zip(self.samples, self.branch_lengths[:, :, place], strict=True)
+        return TreeSample.pooled([replace(sample, branch_lengths=lengths) for sample, lengths in own])
 
     @cached_property
     def asdsf(self) -> float:
@@ -656,7 +704,10 @@ class TopologyInference:
 
     @cached_property
     def r_hat(self) -> dict[str, float]:
-        """R-hat of the tree length, the log-likelihood and each parameter; the largest of its elements."""
+        """R-hat of the tree length, the log-likelihood and each parameter; the largest of its elements.
+
+        Of subsets with their own branch lengths, there are `tree_lengths` too.
+        """
         return {name: float(r_hat(series).max()) for name, series in self._series.items()}
 
     @property
@@ -664,6 +715,8 @@ class TopologyInference:
         """Return scalar summaries, `(elements, runs, draws)`."""
         lengths = torch.stack([torch.as_tensor(sample.branch_lengths).sum(-1) for sample in self.samples])
         series = {"tree_length": lengths[None], "log_likelihood": self.log_likelihood[-1][None]}
+        if self.branch_lengths is not None:
+            series["tree_lengths"] = self.branch_lengths.sum(-1).movedim(-1, 0)
         for name, values in self.parameters.items():
             series[name] = values.reshape(*values.shape[:2], -1).movedim(-1, 0)
         return series
@@ -765,6 +818,8 @@ class TopologyInference:
             for name, values in self.parameters.items()
         }
         variables["tree_length"] = (draws, self._series["tree_length"][0].numpy())
+        if self.branch_lengths is not None:
+            variables["tree_lengths"] = ((*draws, "tree_lengths_dim_0"), self.branch_lengths.sum(-1).numpy())
         stats = {
             "lp": (draws, (self.log_prior + self.log_likelihood[-1]).numpy()),
             "log_likelihood": (draws, self.log_likelihood[-1].numpy()),
@@ -800,7 +855,7 @@ def _check_poolable(searches: Sequence[TopologyInference]) -> None:
     first, *others = searches
     differing = [
         name
-        for name in ("model", "constraints", "path", "dtype", "num_temperatures")
+        for name in ("model", "constraints", "separate_branch_lengths", "path", "dtype", "num_temperatures")
         if any(one.settings[name] != first.settings[name] for one in others)
     ]
     if differing:
@@ -867,6 +922,7 @@ def infer_topologies(
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
     branch_length_prior: TorchDistribution | None = None,
+    separate_branch_lengths: bool = False,
     num_runs: int = 2,
     num_warmup: int = 500,
     num_samples: int | None = None,
@@ -903,8 +959,8 @@ def infer_topologies(
     ----------
     alignment : Alignment or Partition
         The subsets of a partition have their own substitution models and site rates, linked or not, and the same branch
-        lengths times their relative rates, as in `PartitionedTreeModel`. They may be of different types of data; each
-        then takes the time of the type with most states.
+        lengths times their relative rates, or their own, as in `PartitionedTreeModel`. They may be of different types
+        of data; each then takes the time of the type with most states.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value are sampled. A partition has its own.
     site_rates : SiteRates, optional
@@ -912,6 +968,9 @@ def infer_topologies(
         A partition has its own.
     branch_length_prior : TorchDistribution, optional
         `Exponential` or `Gamma` of one branch length, or `GammaDirichlet` of all. Exponential with rate 10 by default.
+    separate_branch_lengths : bool, default False
+        Each subset of the partition, or each of its `length_groups`, has its own branch lengths, independent of the
+        others' and with the same prior, as with `unlink brlens=(all)` in MrBayes.
     num_runs : int, default 2
         Independent runs, from different trees.
     num_warmup : int, default 500
@@ -961,7 +1020,8 @@ def infer_topologies(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, the constraints contradict each other, or one of them excludes the start.
+        If a setting lies outside its domain, the constraints contradict each other, or one of them excludes the start;
+        if separate branch lengths are asked of an alignment, or of a partition with relative rates.
     TreeError
         If a tree of `start` is malformed, or its taxa differ from those of the alignment, or those of subsets do.
     AlignmentError
@@ -1049,7 +1109,11 @@ def infer_topologies(
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
     splits = constraint_splits(constraints, taxa)
     first = _first_trees(start, subsets, num_runs, constraints, splits)
-    parts = _parts_of_sites(subsets, models)
+    if separate_branch_lengths:
+        length_sets = check_separate_lengths(alignment).length_indices
+    else:
+        length_sets = [0] * len(subsets)
+    parts = _parts_of_sites(subsets, models, length_sets)
     chains = tree_chains(
         np.concatenate([part.masks for part in parts], 1),
         np.concatenate([part.weights for part in parts]),
@@ -1058,6 +1122,7 @@ def infer_topologies(
         prior,
         parts=[len(part.weights) for part in parts],
         conditioned=[part.conditioned for part in parts],
+        part_sets=[part.lengths for part in parts],
         constraints=splits,
         dtype=dtype,
         num_threads=num_jobs,
@@ -1075,6 +1140,7 @@ def infer_topologies(
         "path": path,
         "moves": list(astuple(moves)),
         "gradient_moves": gradient_moves,
+        "separate_branch_lengths": separate_branch_lengths,
         "stop": stop,
         "seed": seed,
         "dtype": str(dtype),
@@ -1097,10 +1163,10 @@ def infer_topologies(
         path == "reference",
         log_number_of_topologies(len(taxa), splits),
         first,
-        GradientMoves(alignment, space, prior) if gradient_moves else None,
+        GradientMoves(alignment, space, prior, separate_branch_lengths) if gradient_moves else None,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
-    return _result(search, outcome, control, alignment, branch_length_prior, constraints)
+    return _result(search, outcome, control, alignment, branch_length_prior, constraints, separate_branch_lengths)
 
 
 class _PartOfSites(NamedTuple):
@@ -1109,16 +1175,23 @@ class _PartOfSites(NamedTuple):
     masks: NDArray[np.uint64]  # (taxa, patterns)
     weights: NDArray[np.float64]  # (patterns,)
     conditioned: float  # see `TreeChains`
+    lengths: int  # set of branch lengths
 
 
-def _parts_of_sites(subsets: Sequence[Alignment], models: Sequence[SubstitutionModel | None]) -> list[_PartOfSites]:
-    """Return the patterns of each subset, and after them those that its model excludes from the data."""
+def _parts_of_sites(
+    subsets: Sequence[Alignment], models: Sequence[SubstitutionModel | None], lengths: Sequence[int]
+) -> list[_PartOfSites]:
+    """Return the patterns of each subset, and after them those that its model excludes from the data.
+
+    `lengths` are the sets of branch lengths of the subsets.
+    """
     found = []
-    for subset, model in zip(subsets, models, strict=True):
-        found.append(_PartOfSites(subset.patterns.numpy().astype(np.uint64), subset.weights.numpy(), 0.0))
+    for subset, model, own in zip(subsets, models, lengths, strict=True):
+        found.append(_PartOfSites(subset.patterns.numpy().astype(np.uint64), subset.weights.numpy(), 0.0, own))
         if isinstance(model, VariableSites):
             left_out = model.left_out(subset.num_taxa)
-            found.append(_PartOfSites(left_out.patterns.astype(np.uint64), left_out.counts, float(subset.num_sites)))
+            patterns, sites = left_out.patterns.astype(np.uint64), float(subset.num_sites)
+            found.append(_PartOfSites(patterns, left_out.counts, sites, own))
     return found
 
 
@@ -1137,6 +1210,7 @@ def _result(
     alignment: Alignment | Partition,
     branch_length_prior: TorchDistribution | None,
     constraints: Sequence[Sequence[str]],
+    separate_branch_lengths: bool,
 ) -> TopologyInference:
     """Collect the draws of the runs."""
     done, warm = outcome.num_iterations, outcome.num_iterations >= search.num_warmup + _LEAST_DRAWS
@@ -1144,12 +1218,15 @@ def _result(
     if done - first < _LEAST_DRAWS:
         raise nothing_done(outcome.ending, control, f"after {done} rounds")
     rows = {name: rows[first:] for name, rows in outcome.records.as_dict().items()}
-    num_runs, state = search.num_runs, outcome.state
-    samples = []
+    num_runs, state, num_sets = search.num_runs, outcome.state, search.chains.num_sets
+    sites = sites_of_lengths(alignment, separate_branch_lengths)
+    samples, of_sets = [], []
     for run in range(num_runs):
         topologies, order = topologies_of(search.taxa, rows["splits"][:, run])
-        lengths = rows["lengths"][:, run].gather(1, torch.from_numpy(order))
-        samples.append(replace(TreeSample.from_topologies(topologies, branch_lengths=lengths), num_burn_in=first))
+        own = rows["lengths"][:, run].gather(1, _in_each_set(order, num_sets)).unflatten(1, (num_sets, -1))
+        mean = torch.einsum("dse,s->de", own, sites / sites.sum()) if num_sets > 1 else own[:, 0]
+        samples.append(replace(TreeSample.from_topologies(topologies, branch_lengths=mean), num_burn_in=first))
+        of_sets.append(own)
     position, prior = rows["position"].movedim(0, 1), search.chains.prior
     lengths = rows["lengths"].movedim(0, 1)
     log_prior = search.space.log_prior(position) + prior.log_density(lengths, len(search.taxa))
@@ -1179,7 +1256,14 @@ def _result(
         branch_length_prior,
         warm,
         tuple(map(tuple, constraints)),
+        branch_lengths=torch.stack(of_sets) if separate_branch_lengths else None,
     )
+
+
+def _in_each_set(order: NDArray[np.integer[Any]], num_sets: int) -> Tensor:
+    """Return the places of edges, `(trees, edges)`, among those of all sets of lengths, `(trees, sets * edges)`."""
+    first = np.arange(num_sets)[:, None] * order.shape[1]
+    return torch.from_numpy((order[:, None] + first).reshape(len(order), -1))
 
 
 _LEAST_DRAWS = 8

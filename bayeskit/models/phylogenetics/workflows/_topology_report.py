@@ -271,12 +271,15 @@ def _model(search: TopologyInference) -> dict[str, str]:
     priors = "; ".join(f"{name} ~ {_in_words(given)}" for name, given in free.items())
     constraints = len(search.settings["constraints"])
     among = f"those that satisfy {constraints} constraint{'s' * (constraints > 1)}" if constraints else "all"
+    of_lengths = "Exponential(10), independent" if prior is None else _in_words(prior)
+    if search.branch_lengths is not None and isinstance(data, Partition):
+        of_lengths += f"; {len(data.length_groups)} independent sets of lengths"
     return {
         "data": str(data),
         "substitution": models,
         "rates of sites": site_rates,
         "priors of parameters": priors or "none is free",
-        "prior of branch lengths": "Exponential(10), independent" if prior is None else _in_words(prior),
+        "prior of branch lengths": of_lengths,
         "prior of topologies": f"uniform over {among}, without a root",
     }
 
