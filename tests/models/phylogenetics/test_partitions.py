@@ -223,6 +223,61 @@ def test_linked_parameters_have_one_value():
         PartitionedForestLikelihood(linked.partition).log_likelihood(Topologies.from_trees([TREE]), lengths[None])
 
 
+def test_groups_of_subsets_have_one_rate():
+    linked = {"relative_rates": [("z", "x")]}
+    two = Partition(THREE, linked=linked, relative_rates=[0.5, 2.0])
+    assert two.rate_groups == (("x", "z"), ("y",)) and two.length_groups == (("x",), ("y",), ("z",))
+    lengths = torch.linspace(0.1, 0.3, 5, dtype=torch.float64)
+    three = Partition(THREE, relative_rates=[0.5, 2.0, 0.5])
+    found, expected = (PartitionedTreeModel(one, TREE).log_likelihood(lengths) for one in (two, three))
+    assert torch.equal(found, expected)
+    wrong = PartitionedTreeModel(Partition(THREE, relative_rates=[0.5, 0.5, 2.0]), TREE).log_likelihood(lengths)
+    assert abs(float(wrong - expected)) > 1e-3
+    prior = Dirichlet(torch.ones(2, dtype=torch.float64))
+    free = Partition(THREE, linked=linked, relative_rates=prior)
+    shares = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
+    rates = free.rates({"rate_shares": shares}, shares)
+    torch.testing.assert_close(rates, torch.tensor([[0.75, 1.5, 0.75], [1.35, 0.3, 1.35]], dtype=torch.float64))
+    torch.testing.assert_close(rates.mean(-1), torch.ones(2, dtype=torch.float64))  # of two sites each
+    model = PartitionedTreeModel(free, TREE)
+    assert model.element_names["rate_shares"] == ("x_z", "y")
+    trace = poutine.trace(model).get_trace()
+    assert trace.nodes["relative_rates"]["value"].shape == (3,)
+    with pytest.raises(ShapeError, match=r"relative_rates: shape \(3,\) is not \(\*batch, 2\)"):
+        Partition(THREE, linked=linked, relative_rates=[1.0, 1.0, 1.0])
+
+
+def test_groups_of_subsets_have_the_same_lengths_of_their_own():
+    partition = Partition(THREE, {"y": K80(3.0)}, linked={"branch_lengths": [("x", "z")]})
+    assert partition.length_groups == (("x", "z"), ("y",)) and partition.length_indices == [0, 1, 0]
+    model = PartitionedTreeModel(partition, TREE, separate_branch_lengths=True)
+    every = PartitionedTreeModel(Partition(THREE, {"y": K80(3.0)}), TREE, separate_branch_lengths=True)
+    lengths = torch.linspace(0.05, 0.5, 10, dtype=torch.float64).reshape(2, 5)
+    assert torch.equal(model.log_likelihood(lengths), every.log_likelihood(lengths[[0, 1, 0]]))
+    assert poutine.trace(model).get_trace().nodes["branch_lengths"]["value"].shape == (2, 5)
+    topologies = Topologies.from_trees([TREE])
+    order = topologies.tree_edges(0)
+    forest = PartitionedForestLikelihood(partition, separate_branch_lengths=True)
+    found = forest.log_likelihood(topologies, lengths[None])[0]
+    torch.testing.assert_close(found, model.log_likelihood(lengths[:, order]), rtol=1e-12, atol=0)
+    with pytest.raises(ShapeError, match=r"give shape \(\*batch, 2, 5\)"):
+        model.log_likelihood(lengths[[0, 1, 0]])
+    # Without lengths of their own, all subsets have the same.
+    assert PartitionedTreeModel(partition, TREE).log_likelihood(lengths[0]).shape == ()
+
+
+def test_characters_of_one_matrix_are_linked():
+    rows = {"A": "0010", "B": "0111", "C": "1020", "D": "1?21"}
+    characters = Partition.of_characters(Alignment.from_sequences(rows, data_type="standard"), site_rates=GammaRates())
+    groups = (("states_2", "states_3"),)
+    assert characters.rate_groups == characters.length_groups == groups
+    assert characters.linked == dict.fromkeys(["shape", "relative_rates", "branch_lengths"], groups)
+    subsets, models = {"bases": ALIGNMENT} | characters.subsets, {"bases": K80()} | characters.substitution
+    linked = {name: characters.linked[name] for name in ("relative_rates", "branch_lengths")}
+    beside = Partition(subsets, models, linked=linked, relative_rates=[1.0, 0.5])
+    assert beside.rate_groups == (("bases",), *groups)
+
+
 def normal(loc):
     return LogNormal(torch.tensor(loc), torch.tensor(1.0))
 
@@ -233,6 +288,14 @@ WRONG = {
     "unknown subset": (lambda: Partition(THREE, {"w": JC69()}), "substitution: there is no subset 'w'.*x, y, z"),
     "linked text": (lambda: Partition(THREE, K80(), linked="kappa"), r"linked: 'kappa' is one name.*\['kappa'\]"),
     "linked, not sampled": (lambda: Partition(THREE, K80(2.0), linked=["kappa"]), "no subset samples 'kappa'"),
+    "rates linked twice": (
+        lambda: Partition(THREE, linked={"relative_rates": [("x", "y"), ("y", "z")]}),
+        "'relative_rates' is not sampled in 'y', or this subset is in two groups",
+    ),
+    "lengths linked elsewhere": (
+        lambda: Partition(THREE, linked={"branch_lengths": [("x", "w")]}),
+        "'branch_lengths' is not sampled in 'w'",
+    ),
     "linked twice": (
         lambda: Partition(THREE, K80(), linked={"kappa": [("x", "y"), ("y", "z")]}),
         "'kappa' is not sampled in 'y', or this subset is in two groups",
@@ -261,6 +324,10 @@ WRONG = {
     ),
     "lengths and rates": (
         lambda: PartitionedTreeModel(Partition(THREE, relative_rates=[1, 1, 1.0]), TREE, separate_branch_lengths=True),
+        "leave nothing for relative_rates",
+    ),
+    "lengths and rates of a forest": (
+        lambda: PartitionedForestLikelihood(Partition(THREE, relative_rates=[1, 1, 1.0]), separate_branch_lengths=True),
         "leave nothing for relative_rates",
     ),
     "subsets as partition": (lambda: PartitionedTreeModel(THREE, TREE), "partition: dict has the wrong type"),

@@ -50,6 +50,8 @@ KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_
 MANY = {"compiled": 2000, "tensors": 150}
 ENGINES = [pytest.param("compiled", marks=pytest.mark.compiler), "tensors"]
 ALIGNMENT = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTCT", "E": "ACTCT"})
+#: Sites of which two copies leave several topologies probable.
+SHORT = ALIGNMENT.select_sites([1, 4])
 
 
 def exact_log_masses(alignment, rate=10.0):
@@ -88,23 +90,26 @@ def chains_of(engine, *arguments, **settings):
     return CompiledChains(library, *arguments, **settings)
 
 
-def made(engine, alignment, count, substitution=None, site_rates=None, **settings):
+def made(engine, alignment, count, substitution=None, site_rates=None, sets=1, **settings):
+    """Return chains and their process; of several sets, each has its own lengths in a part that repeats the sites."""
     substitution = JC69() if substitution is None else substitution
     like = torch.zeros((), dtype=torch.float64)
     frequencies, matrix = substitution.frequencies(like), substitution.rate_matrix(like)
     states = len(frequencies)
     prior = settings.pop("prior", LengthPrior())
-    data = alignment.patterns.numpy(), alignment.weights.numpy()
-    chains = chains_of(engine, *data, states, count, prior, **settings)
+    data = np.tile(alignment.patterns.numpy(), (1, sets)), np.tile(alignment.weights.numpy(), sets)
+    of_parts = {"parts": [alignment.num_patterns] * sets, "part_sets": range(sets)}
+    chains = chains_of(engine, *data, states, count, prior, **of_parts, **settings)
     categories = None if site_rates is None else site_rates.categories(like)
-    return chains, Process.of(matrix.expand(count, -1, -1), frequencies.expand(count, -1), categories)
+    process = Process.of(matrix.expand(count, -1, -1), frequencies.expand(count, -1), categories)
+    return chains, Process.joined([process] * sets)
 
 
-def shares(engine, alignment, kind, count=150, rounds=20, seed=1, reference=None, beta=0.5):
+def shares(engine, alignment, kind, count=150, rounds=20, seed=1, reference=None, beta=0.5, sets=1):
     """Relative frequencies of all topologies in each chain, `(chains, topologies)`, and the moves accepted."""
     if engine != "compiled":  # the time is that of the steps, for any number of chains without a reference
         count, rounds = count if reference else 2 * count, rounds // 4
-    chains, process = made(engine, alignment, count)
+    chains, process = made(engine, alignment, count, sets=sets)
     generator = new_generator(seed, stream=f"moves {kind}")
     chosen = dict.fromkeys(KINDS, 0.0) | {"length": 1.0, kind: 1.0}
     chosen.setdefault("independent", 0.0)
@@ -146,18 +151,29 @@ def test_each_kind_of_move_leaves_the_posterior_of_topologies_unchanged(engine, 
     assert int(counts[1]) > 100
 
 
-def reference_of(engine, constraints=None):
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_move_leaves_the_posterior_with_two_sets_of_lengths_unchanged(engine, kind, limit):
+    """Parts with the same sites and their own lengths: the mass of a topology is that of one part, squared."""
+    expected = (2 * exact_log_masses(SHORT)[1]).softmax(0).numpy()
+    found, counts = shares(engine, SHORT, kind, sets=2)
+    z, number = scores(found, expected)
+    assert number >= 4 and np.abs(z).max() < limit(number, dof=len(found) - 1), z
+    assert int(counts[1]) > 100
+
+
+def reference_of(engine, constraints=None, sets=1):
     """Return a reference that is fitted to trees of few moves after draws from the prior."""
-    chains, process = made(engine, ALIGNMENT, 60, constraints=constraints)
+    chains, process = made(engine, ALIGNMENT, 60, sets=sets, constraints=constraints)
     generator, tempered = new_generator(3, stream="reference"), torch.full((60,), 0.3, dtype=torch.float64)
     trees = chains.draw(chains.start(generator, process), process, range(60), generator)
     trees = chains.run(trees, process, tempered, Moves(), 30)
     return TreeReference.fitted(trees.splits, trees.lengths, torch.ones(len(trees.splits)), 5)
 
 
-def drawn(engine, reference, count, constraints=None):
+def drawn(engine, reference, count, constraints=None, sets=1):
     """Return draws from the reference, and the log ratio of the posterior's density to its own."""
-    chains, process = made(engine, ALIGNMENT, count, constraints=constraints)
+    chains, process = made(engine, ALIGNMENT, count, sets=sets, constraints=constraints)
     generator, ones = new_generator(4, stream="draws"), torch.ones(count, dtype=torch.float64)
     trees = chains.draw(chains.start(generator, process), process, range(count), generator, reference)
     trees = chains.run(trees, process, ones, Moves(), 0, reference)
@@ -192,6 +208,13 @@ def test_the_reference_is_the_normalised_density_of_its_draws(engine, held, limi
     assert set(keys(found)) == {keys(topologies)[place] for place in allowed}
     weights = (log_ratio - (log_masses[allowed].logsumexp(0) - math.log(len(allowed)))).exp()
     assert abs(float(weights.mean()) - 1) < limit(1, dof=500) * float(weights.std()) / math.sqrt(len(weights)) < 0.3
+
+
+@pytest.mark.calibration
+def test_the_reference_of_two_sets_of_lengths_is_the_normalised_density_of_its_draws(engine, limit):
+    exact = float((2 * exact_log_masses(ALIGNMENT)[1]).logsumexp(0)) - math.log(15)
+    weights = (drawn(engine, reference_of(engine, sets=2), 6000, sets=2)[1] - exact).exp()
+    assert abs(float(weights.mean()) - 1) < limit(1, dof=500) * float(weights.std()) / math.sqrt(len(weights)) < 0.5
 
 
 @functools.cache
@@ -242,7 +265,7 @@ def mutate(monkeypatch, correct, wrong, times=1):
 @pytest.mark.long
 @pytest.mark.compiler
 def test_a_regraft_without_the_jacobian_of_its_lengths_is_noticed(truth, limit, monkeypatch):
-    mutate(monkeypatch, "ratio += std::log(time) - std::log(side.time);", "")
+    mutate(monkeypatch, "ratio += std::log(time[set]) - std::log(moved.time[set]);", ";")
     z, number = scores(shares("compiled", ALIGNMENT, "near_regraft", count=400, rounds=60)[0], truth)
     assert np.abs(z).max() > limit(number, dof=399), z
 
@@ -302,6 +325,37 @@ def parted(engine, alignment, models, count, rates=(1.0, 1.0), **settings):
         matrix, frequencies = model.rate_matrix(like.new_zeros(())), model.frequencies(like.new_zeros(()))
         processes.append(Process.of(matrix.expand(count, -1, -1), frequencies.expand(count, -1), categories))
     return chains, processes, partition
+
+
+def errors_of_own_lengths(engine):
+    """Return the errors of log-likelihoods after moves of two parts with their own lengths, and those of wrong ones."""
+    alignment, count = primates()[0], 3
+    models = [(K80(3.0), None), (JC69(), GammaRates(0.5))]
+    chains, processes, partition = parted(engine, alignment, models, count, part_sets=[0, 1])
+    partition = Partition(partition.subsets, partition.substitution, partition.site_rates)
+    process, warm = Process.joined(processes), torch.full((count,), 0.05, dtype=torch.float64)
+    trees = chains.run(chains.start(new_generator(2, stream="sets"), process), process, warm, Moves(), MANY[engine])
+    reference = TreeReference.fitted(trees.splits, trees.lengths, torch.ones(count), alignment.num_taxa)
+    trees = chains.run(trees, process, 0.1 * warm, Moves(), MANY[engine] // 5, reference)
+    topologies, order = topologies_of(alignment.taxa, trees.splits)
+    edges = torch.from_numpy(order)[:, None].expand(-1, 2, -1)
+    lengths = trees.lengths.unflatten(1, (2, -1)).gather(2, edges)
+    likelihood = PartitionedForestLikelihood(partition, separate_branch_lengths=True)
+    # Lengths of the other set, or shared ones.
+    given = lengths, lengths.flip(1), lengths[:, :1].expand(-1, 2, -1)
+    values = torch.stack([likelihood.log_likelihood(topologies, one) for one in given])
+    return (trees.log_likelihood - values).abs()
+
+
+def test_parts_see_their_own_lengths(engine):
+    errors = errors_of_own_lengths(engine)
+    assert float(errors[0].max()) < 1e-8 and float(errors[1:].min()) > 1.0
+
+
+@pytest.mark.compiler
+def test_a_part_that_sees_the_lengths_of_another_set_is_noticed(monkeypatch):
+    mutate(monkeypatch, "other, other_times[part.set], out)", "other, other_times[0], out)")
+    assert float(errors_of_own_lengths("compiled")[0].min()) > 1.0
 
 
 TWO_MODELS = [
@@ -393,17 +447,18 @@ def test_draws_from_the_prior(engine, limit):
 DEPENDENT = LengthPrior(1.0, 2.0, 2.0, 3.0 - 9.0)
 
 
-def scores_of_lengths(engine, kind, prior):
+def scores_of_lengths(engine, kind, prior, sets=1, count=400, number=60):
     """Return scores of lengths after moves of one kind that start from the prior, and the moves accepted."""
-    blank, count = Alignment.from_sequences({name: "N" for name in "ABCDE"}), 400
-    chains, process = made(engine, blank, count, prior=prior)
+    blank = Alignment.from_sequences({name: "N" for name in "ABCDE"})
+    chains, process = made(engine, blank, count, prior=prior, sets=sets)
     generator, ones = new_generator(5, stream=f"lengths {kind}"), torch.ones(count, dtype=torch.float64)
     trees = chains.draw(chains.start(generator, process), process, range(count), generator)
     moves = Moves(**(dict.fromkeys(KINDS, 0.0) | {"independent": 0.0, kind: 1.0}))
-    trees = chains.run(trees, process, ones, moves, 60)
+    trees = chains.run(trees, process, ones, moves, number)
     # Shares of the sum have a Dirichlet distribution, the sum itself a gamma distribution.
-    shape, total = torch.tensor([prior.pendant] * 5 + [prior.inner] * 2, dtype=torch.float64), trees.lengths.sum(1)
-    shares, whole = trees.lengths / total[:, None], shape.sum()
+    lengths = trees.lengths.unflatten(1, (sets, 7)).flatten(0, 1)  # sets are independent
+    shape, total, count = torch.tensor([prior.pendant] * 5 + [prior.inner] * 2).double(), lengths.sum(1), sets * count
+    shares, whole = lengths / total[:, None], shape.sum()
     of_sum = whole + prior.power
     found = [shares, shares.log(), total[:, None] * prior.rate, (total[:, None] * prior.rate).log()]
     means = [shape / whole, shape.digamma() - whole.digamma(), of_sum[None], of_sum[None].digamma()]
@@ -418,10 +473,26 @@ def scores_of_lengths(engine, kind, prior):
 
 
 @pytest.mark.calibration
+@pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_moves_leave_a_dependent_prior_of_lengths_unchanged(engine, kind, limit):
-    z, accepted = scores_of_lengths(engine, kind, DEPENDENT)
+def test_moves_leave_a_dependent_prior_of_lengths_unchanged(engine, kind, sets, limit):
+    z, accepted = scores_of_lengths(engine, kind, DEPENDENT, sets)
     assert np.abs(z).max() < limit(len(z)) and accepted > 100, z
+
+
+@pytest.mark.calibration
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("kind", "correct", "wrong"),
+    [
+        ("near_regraft", "(1 - part[set]) * whole[set]", "(1 - part[set]) * whole[0]"),
+        ("exchange", "power * std::log(others[set] + at[set])", "power * std::log(others[0] + at[0])"),
+    ],
+)
+def test_a_move_that_shares_lengths_by_mistake_is_noticed(kind, correct, wrong, limit, monkeypatch):
+    mutate(monkeypatch, correct, wrong)
+    z, _ = scores_of_lengths("compiled", kind, DEPENDENT, sets=2, count=2000, number=200)
+    assert np.abs(z).max() > limit(len(z)), z
 
 
 def test_constraints_hold_and_leave_the_others_equally_likely(engine, limit):

@@ -31,10 +31,10 @@ class TreeReference(NamedTuple):
     weight: Tensor  # total weight of the trees that have it, (subsplits,), float64
 
     @classmethod
-    def none(cls, num_taxa: int) -> TreeReference:
+    def none(cls, num_taxa: int, num_sets: int = 1) -> TreeReference:
         """Return no distribution."""
         numbers, whole = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        of_lengths = numbers[:, None]
+        of_lengths = torch.zeros(0, num_sets, dtype=torch.float64)
         return cls(
             torch.zeros(0, clades.num_words(num_taxa), dtype=torch.int64), of_lengths, of_lengths, whole, whole, numbers
         )

@@ -212,7 +212,7 @@ class TopologySearch:
             torch.zeros(2, dtype=torch.float64),
             torch.zeros(runs, levels, dtype=torch.int64),
             torch.zeros(runs, dtype=torch.int64),
-            TreeReference.none(self.chains.num_taxa),
+            TreeReference.none(self.chains.num_taxa, self.chains.num_sets),
             torch.zeros(dim, dtype=torch.float64),
             torch.eye(dim, dtype=torch.float64),
             torch.tensor([1.0, self.moves.independent], dtype=torch.float64),

@@ -126,10 +126,10 @@ def test_a_free_parameter_is_integrated_out(limit):
     assert abs(found.log_evidence - exact) < limit() * math.hypot(found.evidence.standard_error, 1e-3)
 
 
-def runs_until_killed_and_to_the_end(alignment, folder):
+def runs_until_killed_and_to_the_end(data, folder, **model):
     """Return a run, and another one that is killed and resumed."""
-    settings = {"num_warmup": 20, "num_samples": 20, "num_temperatures": 4, "progress": False, "seed": 3}
-    expected = infer_topologies(alignment, substitution=K80(), **settings)
+    settings = {"num_warmup": 20, "num_samples": 20, "num_temperatures": 4, "progress": False, "seed": 3} | model
+    expected = infer_topologies(data, **settings)
     resumed = {"checkpoint": folder / "search", "checkpoint_seconds": 0.0}
 
     class Killed(Exception):
@@ -143,13 +143,13 @@ def runs_until_killed_and_to_the_end(alignment, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.TopologySearch, "ending", killed)
         with pytest.raises(Killed):
-            infer_topologies(alignment, substitution=K80(), **settings, **resumed)
-    return expected, infer_topologies(alignment, substitution=K80(), num_jobs=2, **settings, **resumed)
+            infer_topologies(data, **settings, **resumed)
+    return expected, infer_topologies(data, num_jobs=2, **settings, **resumed)
 
 
 @pytest.mark.calibration
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
-    expected, found = runs_until_killed_and_to_the_end(primates()[0], tmp_path)
+    expected, found = runs_until_killed_and_to_the_end(primates()[0], tmp_path, substitution=K80())
     assert torch.equal(found.log_likelihood, expected.log_likelihood)
     assert torch.equal(found.parameters["kappa"], expected.parameters["kappa"])
     assert torch.equal(found.sample.branch_lengths, expected.sample.branch_lengths)
