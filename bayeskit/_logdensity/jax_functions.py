@@ -150,7 +150,8 @@ class JaxDensity(Integrator):
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
         found = self._rows(u.detach(), torch.ones_like(beta), beta)
-        return Evaluation(*found[:, :3].unbind(1), found[:, 3:])
+        log_prior, log_likelihood, log_density = found[:, :3].unbind(1)
+        return Evaluation(log_prior, log_likelihood, log_density, found[:, 3:])
 
     def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
         """Tell whether positions ``(n, d)`` and the factor of a metric are in double precision and of one size."""

@@ -205,6 +205,7 @@ def test_a_differential_equation_is_linked():
         (PROGRAM, DATA | {"y": np.ma.masked_array(Y, Y > 2)}, DataError, "data 'y' is a masked array"),
         (PROGRAM, DATA | {"y": ["a"] * 8}, DataError, "data 'y' is of type"),
         (PROGRAM, [1, 2], DataError, "a mapping by name"),
+        (object(), DATA, SettingsError, "not a object; pass the program that a model of BridgeStan"),
         ("no_such_file.stan", {}, DataError, "no_such_file.stan cannot be read"),
         ("data { int n; } model { }", {"n": 1}, ModelError, "no unconstrained vector"),
     ],
