@@ -424,6 +424,22 @@ def test_a_state_alone_decides_what_follows(engine):
         assert torch.equal(one, two)
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_chains_that_share_room_move_as_those_that_have_their_own(num_threads, monkeypatch):
+    alignment, moves = primates()[0], Moves(independent=0.0)
+    found = []
+    for most_bytes in (2**28, 0):
+        monkeypatch.setattr(module, "_MOST_BYTES", most_bytes)
+        chains, process = made("compiled", alignment, 3, num_threads=num_threads)
+        trees = chains.start(new_generator(5, stream="bits"), process)
+        for _ in range(3):
+            trees = chains.run(trees, process, torch.ones(3, dtype=torch.float64), moves, 100)
+        found.append(trees)
+    for own, shared in zip(*found, strict=True):
+        assert torch.equal(own, shared)
+
+
 def test_draws_from_the_prior(engine, limit):
     alignment, count = ALIGNMENT, 3000
     gamma_dirichlet = GammaDirichlet(torch.full((7,), 1.0).index_fill(0, torch.tensor([5, 6]), 2.0), 3.0, 2.0)

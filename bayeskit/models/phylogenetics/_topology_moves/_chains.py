@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -207,6 +208,7 @@ class _Call(ctypes.Structure):
         ("shares", ctypes.c_void_p),
         ("steps", ctypes.c_int64),
         ("splits", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
     ]
 
 
@@ -219,7 +221,8 @@ def compiled_code(num_states: int, dtype: torch.dtype) -> ctypes.CDLL | None:
     argument = ("size_of_call", ctypes.sizeof(_Call))
     library = load_or_warn("tree_chain", sources, flags, argument, "chains over tree topologies")
     if library is not None:
-        library.make_chain.restype = library.make_reference.restype = ctypes.c_void_p
+        for make in (library.make_chain, library.make_room, library.make_reference):
+            make.restype = ctypes.c_void_p
     return library
 
 
@@ -363,7 +366,8 @@ class TreeChains(ABC):
 class CompiledChains(TreeChains):
     """Chains in compiled code, as `library`, which are moved one after another or in threads.
 
-    Partial likelihoods of the states that `run` returned last are kept.
+    Partial likelihoods of the states that `run` returned last are kept, unless they need much memory: then chains have
+    room for them in turns, and make them anew, with the same bits.
     """
 
     def __init__(self, library: ctypes.CDLL, *arguments: Any, **settings: Any) -> None:
@@ -380,6 +384,7 @@ class CompiledChains(TreeChains):
         for _ in range(self.num_chains):
             self._chains.append(_made(library.make_chain(ctypes.byref(data))))
             finalize(self, library.delete_chain, self._chains[-1])
+        self._rooms = list[ctypes.c_void_p]()  # of each chain; of each thread if they need much memory
 
     def run(
         self,
@@ -444,12 +449,19 @@ class CompiledChains(TreeChains):
         powers = beta.tolist()
         counts, prior = num_moves.long().tolist(), vars(self.prior).values()
 
+        free = self._free_rooms(process)
+
         def one(chain: int) -> None:
             *places, density, splits = (start + chain * size for start, size in starts)
             share = 0.0 if pointer is None else 1 - powers[chain]
             path = (powers[chain], pointer, share, density)
-            call = _Call(*places, *path, *prior, shares.data_ptr(), counts[chain], splits)
-            raise_for_status(function(self._chains[chain], ctypes.byref(call)), "chains over tree topologies")
+            room = self._rooms[chain] if free is None else free.get()
+            call = _Call(*places, *path, *prior, shares.data_ptr(), counts[chain], splits, room)
+            try:
+                raise_for_status(function(self._chains[chain], ctypes.byref(call)), "chains over tree topologies")
+            finally:
+                if free is not None:
+                    free.put(room)
 
         if self.num_threads == 1:
             for chain in chains:
@@ -458,6 +470,25 @@ class CompiledChains(TreeChains):
             with ThreadPoolExecutor(self.num_threads) as pool:
                 list(pool.map(one, chains))
         return trees
+
+    def _free_rooms(self, process: Process) -> SimpleQueue[ctypes.c_void_p] | None:
+        """Return the rooms that chains share, one for each thread, or None where each chain has its own."""
+        # Twice three blocks of each inner node, and those of candidate places.
+        size = (int(process.categories.max()) * self.num_states + 1) * self.masks.shape[1] * self.dtype.itemsize
+        shared = self.num_chains * 8 * self.num_taxa * size > _MOST_BYTES
+        for _ in range(len(self._rooms), self.num_threads if shared else self.num_chains):
+            self._rooms.append(_made(self._library.make_room()))
+            finalize(self, self._library.delete_room, self._rooms[-1])
+        if not shared:
+            return None
+        free = SimpleQueue[ctypes.c_void_p]()
+        for room in self._rooms:
+            free.put(room)
+        return free
+
+
+#: Memory for partial likelihoods of all chains above which these share it.
+_MOST_BYTES = 2**28
 
 
 def _made(address: int | None) -> ctypes.c_void_p:

@@ -76,6 +76,7 @@ struct Call {
     const double *shares;  // relative frequency of each kind of move, (MOVES,)
     Int steps;
     std::uint64_t *splits;  // taxa on the side of each edge without the first taxon, (edges, words)
+    void *room;             // a Room
 };
 
 enum Move { LENGTH, EXCHANGE, LIKELIHOOD_REGRAFT, PARSIMONY_REGRAFT, NEAR_REGRAFT, REJOIN, SCALE, INDEPENDENT, MOVES };
@@ -84,7 +85,6 @@ enum Move { LENGTH, EXCHANGE, LIKELIHOOD_REGRAFT, PARSIMONY_REGRAFT, NEAR_REGRAF
 struct NoChoice {};
 
 // The generator xoshiro256++ of D. Blackman and S. Vigna (2021).
-
 struct Random {
     std::uint64_t s[4];
     static std::uint64_t turned(std::uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
@@ -385,18 +385,23 @@ struct Part {
     std::vector<Real> at_left, at_right;  // transforms of both ends, (S, S)
 };
 
+// Room for partial likelihoods, kept by a chain, or lent to one chain after another.
+struct Room {
+    const void *tenant = nullptr;  // the chain whose they are
+    std::vector<Aligned> blocks;   // 3 of each inner node: the subtree away from each neighbour
+    std::vector<Aligned> spare;    // those of a tree before a move
+    std::vector<Aligned> incoming[2];  // of candidate places, for each side
+};
+
 class Chain : Tree {
     const Int n, edges, nodes, patterns, num_sets, width;  // width: patterns, those of each part padded to whole vectors
-    std::vector<Aligned> blocks;                 // 3 of each inner node: the subtree away from each neighbour
-    std::vector<char> valid;
+    Room *room = nullptr;
+    std::vector<char> valid, spare_valid;  // which of the blocks
     std::vector<Aligned> tips;
     Aligned weights, constant, coefficients, scratch, first_side, second_side;
-    std::vector<Aligned> incoming[2];  // partial likelihoods of candidate places, for each side
     const Reference *reference = nullptr;
     double share = 0;
     Tree kept;  // the tree before a move
-    std::vector<Aligned> spare_blocks;
-    std::vector<char> spare_valid;
     // the model
     std::vector<Part> parts;
     Int most_categories = 0, most_terms = 0;  // of a part
@@ -407,6 +412,7 @@ class Chain : Tree {
     Int words = 0;
     std::vector<std::uint64_t> tip_sets;  // (taxa, S, words)
     std::vector<std::uint64_t> sets;      // (inner nodes, 3, S, words)
+    std::vector<char> known;              // which of them
     Int focus = 0;
     Int *counts = nullptr;
 
@@ -497,7 +503,7 @@ class Chain : Tree {
 
     Partial as_partial(const Real *block) const { return {block, block + most_categories * S * width, false}; }
     Partial held(Int node, int k) const {
-        return is_tip(node) ? Partial{tips[node].data, nullptr, true} : as_partial(blocks[3 * (node - n) + k].data);
+        return is_tip(node) ? Partial{tips[node].data, nullptr, true} : as_partial(room->blocks[3 * (node - n) + k].data);
     }
 
     // The subtree behind `node`, as seen through its edge `edge`.
@@ -509,32 +515,38 @@ class Chain : Tree {
             const int a = (k + 1) % 3, b = (k + 2) % 3;
             const Int ea = edge_at[node][a], eb = edge_at[node][b];
             const Partial one = behind(neighbour[node][a], ea), other = behind(neighbour[node][b], eb);
-            blocks[place].resize(block_size());
+            room->blocks[place].resize(block_size());
             // The sum must not depend on the order of the neighbours.
-            join(one, times(ea), other, times(eb), blocks[place].data);
+            join(one, times(ea), other, times(eb), room->blocks[place].data);
             valid[place] = 1;
         }
         return held(node, k);
     }
 
-    // Forget all subtrees that hold an edge; `both` forgets those on either side of it, too.
-    void forget(Int edge, bool both) {
+    // Forget all subtrees that hold an edge; `both` forgets those on either side of it, too. What a length leaves, and a
+    // topology does not, are the sets of states.
+    void forget(Int edge, bool both, bool topology) {
         for (int side = 0; side < 2; ++side) {
             const Int node = ends[edge][side];
-            if (both && !is_tip(node)) valid[3 * (node - n) + slot(node, edge)] = 0;
-            forget_from(node, edge);
+            if (both && !is_tip(node)) forget_block(3 * (node - n) + slot(node, edge), topology);
+            forget_from(node, edge, topology);
         }
     }
-    void forget_from(Int node, Int edge) {
+    void forget_block(Int place, bool topology) {
+        valid[place] = 0;
+        if (topology) known[place] = 0;
+    }
+    void forget_from(Int node, Int edge, bool topology) {
         if (is_tip(node)) return;
         const int toward = slot(node, edge);
         for (int k = 0; k < 3; ++k)
             if (k != toward) {
-                valid[3 * (node - n) + k] = 0;
-                forget_from(neighbour[node][k], edge_at[node][k]);
+                forget_block(3 * (node - n) + k, topology);
+                forget_from(neighbour[node][k], edge_at[node][k], topology);
             }
     }
     void forget_all() { std::fill(valid.begin(), valid.end(), 0); }
+    void forget_topology() { forget_all(), std::fill(known.begin(), known.end(), 0); }
 
     // The likelihood as a function of the lengths of one edge, of which each part sees one.
 
@@ -798,7 +810,7 @@ class Chain : Tree {
         expand(behind(ends[edge][0], edge), behind(ends[edge][1], edge), coefficients);
         bool changed = false;
         for (Int set = 0; set < num_sets; ++set) changed = resample(edge, set) || changed;
-        if (changed) forget(edge, false);
+        if (changed) forget(edge, false, false);
     }
     bool resample(Int edge, Int set) {
         double &length = times(edge)[set];
@@ -871,7 +883,7 @@ class Chain : Tree {
         if (!decide(EXCHANGE, weight(chosen, proposed) - weight(0, old))) return;
         std::copy(proposed.begin(), proposed.end(), times(edge));
         if (chosen == 0) {
-            forget(edge, false);
+            forget(edge, false, false);
             return;
         }
         // First b and c change places, or b and d.
@@ -882,7 +894,7 @@ class Chain : Tree {
         neighbour[v][mv] = x, edge_at[v][mv] = b;
         neighbour[x][slot(x, b)] = v, neighbour[y][slot(y, moved)] = u;
         ends[b] = {std::int32_t(x), std::int32_t(v)}, ends[moved] = {std::int32_t(y), std::int32_t(u)};
-        forget(edge, true);
+        forget(edge, true, true);
         if (share > 0) refer();
     }
     Aligned more[2];
@@ -998,7 +1010,7 @@ class Chain : Tree {
     double score(Side &side, Int place, const Partial &subtree, const Times &time) {
         const auto [near, far] = divided(times_at(side, place), Times(num_sets, 0.5));
         scratch.resize(block_size());
-        join(near_of(side, place, incoming[0]), near.data(), far_of(side, place), far.data(), scratch.data);
+        join(near_of(side, place, room->incoming[0]), near.data(), far_of(side, place), far.data(), scratch.data);
         expand(as_partial(scratch.data), subtree, more[0]);
         return value(more[0], time.data());
     }
@@ -1027,14 +1039,15 @@ class Chain : Tree {
         }
         return double(count);
     }
-    // Sets behind a node through an edge, computed anew.
+    // Sets behind a node through an edge.
     const std::uint64_t *states_behind(Int node, Int edge) {
         const int k = slot(node, edge);
-        if (!is_tip(node)) {
+        if (!is_tip(node) && !known[3 * (node - n) + k]) {
             const int a = (k + 1) % 3, b = (k + 2) % 3;
             const auto *one = states_behind(neighbour[node][a], edge_at[node][a]);
             const auto *other = states_behind(neighbour[node][b], edge_at[node][b]);
             meet(one, other, sets.data() + (3 * (node - n) + k) * S * words);
+            known[3 * (node - n) + k] = 1;
         }
         return set_of(node, k);
     }
@@ -1142,8 +1155,8 @@ class Chain : Tree {
             join(near_of(moved, place, made), near.data(), far_of(moved, place), far.data(), out.data);
             return as_partial(out.data);
         };
-        const Partial opened = move_side(side, one, at, incoming[0], first_side);
-        const Partial opposite = both ? move_side(second, two, other_at, incoming[1], second_side) : subtree;
+        const Partial opened = move_side(side, one, at, room->incoming[0], first_side);
+        const Partial opposite = both ? move_side(second, two, other_at, room->incoming[1], second_side) : subtree;
         expand(opened, opposite, more[0]);
         expand(behind(v, cut), subtree, coefficients);
         double proposals = 0;
@@ -1169,7 +1182,7 @@ class Chain : Tree {
         }
         forget_places(side, one);
         if (both) forget_places(second, two);
-        forget(cut, true);
+        forget(cut, true, true);
     }
     static constexpr double NEAR = 0.7, GUIDED = 0.7, WARP = 0.6, SCREEN = 4;
 
@@ -1208,7 +1221,7 @@ class Chain : Tree {
     }
     void forget_places(const Side &side, Int place) {
         const auto [stays, freed] = names(side);
-        forget(stays, false), forget(freed, place > 0), forget(side.places[place].edge, false);
+        forget(stays, false, true), forget(freed, place > 0, true), forget(side.places[place].edge, false, true);
     }
 
     // All lengths of one set times a common factor.
@@ -1230,13 +1243,14 @@ class Chain : Tree {
         if (share == 0) refer_anew();
         const double before = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
         kept = *this;
-        blocks.swap(spare_blocks), valid.swap(spare_valid);
+        const std::vector<char> known_before(known);
+        room->blocks.swap(room->spare), valid.swap(spare_valid);
         draw_from(*reference);
         refer();
         const double after = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
         if (decide(INDEPENDENT, after - before)) return;
         static_cast<Tree &>(*this) = kept;
-        blocks.swap(spare_blocks), valid.swap(spare_valid);
+        room->blocks.swap(room->spare), valid.swap(spare_valid), known = known_before;
     }
     double log_reference_of_tree() const {
         double sum = reference_log;
@@ -1249,7 +1263,7 @@ class Chain : Tree {
         Int next_node = n, next_edge = n;
         draw_below(0, 0, all, source, next_node, next_edge);
         connect();
-        forget_all();
+        forget_topology();
         if (!constraints.empty()) lock();
     }
     void draw_below(Int above, Int edge, const std::vector<std::uint64_t> &set, const Reference &source, Int &next_node,
@@ -1363,7 +1377,7 @@ class Chain : Tree {
         const std::vector<std::array<std::int32_t, 3>> before(edge_at);
         for (Int e = 0; e < edges; ++e) ends[e] = {call.ends[2 * e], call.ends[2 * e + 1]};
         connect();
-        if (!same || before != edge_at) forget_all();
+        if (!same || before != edge_at) forget_topology();
         if (!constraints.empty()) lock();
         if (share > 0) refer_anew();
     }
@@ -1422,8 +1436,8 @@ class Chain : Tree {
   public:
     explicit Chain(const Data &data)
         : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
-          num_sets(data.num_sets), width(padded(data)), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
-          spare_blocks(3 * (n - 2)), spare_valid(3 * (n - 2)), always(width * S, 1) {
+          num_sets(data.num_sets), width(padded(data)), valid(3 * (n - 2), 0), spare_valid(3 * (n - 2)), tips(n),
+          known(3 * (n - 2), 0), always(width * S, 1) {
         locked.assign(edges, 0);
         neighbour.resize(nodes), edge_at.resize(nodes), ends.resize(edges), length.assign(edges * num_sets, -1);
         reference_shape.assign(edges * num_sets, 0), reference_rate.assign(edges * num_sets, 0);
@@ -1482,6 +1496,7 @@ class Chain : Tree {
 
     void run(Call &call) {
         std::memcpy(random.s, call.random, sizeof random.s);
+        enter(*static_cast<Room *>(call.room));
         take_model(call);
         take_tree(call);
         focus = *call.focus, counts = call.counts;
@@ -1512,6 +1527,14 @@ class Chain : Tree {
             *call.log_reference = log_reference_of_tree();
         }
         give(call);
+    }
+
+    void enter(Room &given) {
+        room = &given;
+        if (room->tenant == this) return;
+        room->tenant = this;
+        room->blocks.resize(valid.size()), room->spare.resize(valid.size());
+        forget_all(), std::fill(spare_valid.begin(), spare_valid.end(), 0);
     }
 
     // A draw from the reference.
@@ -1567,6 +1590,7 @@ class Chain : Tree {
         for (int i = 0; i < 3; ++i) link(order[i], order[i], n), add(order[i]);
         for (Int i = 3; i < n; ++i) {
             connect();
+            forget_topology();
             std::vector<std::uint64_t> middle(S * words), splits(edges * size, 0);
             if (!constraints.empty()) {
                 const Int tip = order[0];
@@ -1595,7 +1619,7 @@ class Chain : Tree {
         }
         connect();
         take_lengths(call);
-        forget_all();
+        forget_topology();
         give(call);
     }
 };
@@ -1632,6 +1656,8 @@ int run_chain(void *chain, Call *call) {
 int draw_tree(void *chain, Call *call) {
     return status_of([&] { static_cast<Chain *>(chain)->draw(*call); });
 }
+void *make_room() { return new (std::nothrow) Room; }
+void delete_room(void *room) { delete static_cast<Room *>(room); }
 void *make_reference(const Sample *sample) { return made<Reference>(sample); }
 void delete_reference(void *reference) { delete static_cast<Reference *>(reference); }
 int grow_tree(void *chain, Call *call) {
