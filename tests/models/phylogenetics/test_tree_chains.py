@@ -1,6 +1,5 @@
 """Chains over topologies, compiled and as array operations, against the exact posterior of few taxa, move by move."""
 
-import ctypes
 import functools
 import math
 
@@ -258,7 +257,7 @@ def mutate(monkeypatch, correct, wrong, times=1):
     assert sources["chain.cpp"].count(correct) == times
     sources["chain.cpp"] = sources["chain.cpp"].replace(correct, wrong)
     mutated = load_library("tree_chain", sources, (*module._FLAGS, "-DREAL=double", "-DSTATES=4"))
-    mutated.make_chain.restype = mutated.make_reference.restype = ctypes.c_void_p
+    module.return_pointers(mutated)
     monkeypatch.setattr(module, "compiled_code", lambda *_: mutated)
 
 

@@ -221,9 +221,14 @@ def compiled_code(num_states: int, dtype: torch.dtype) -> ctypes.CDLL | None:
     argument = ("size_of_call", ctypes.sizeof(_Call))
     library = load_or_warn("tree_chain", sources, flags, argument, "chains over tree topologies")
     if library is not None:
-        for make in (library.make_chain, library.make_room, library.make_reference):
-            make.restype = ctypes.c_void_p
+        return_pointers(library)
     return library
+
+
+def return_pointers(library: ctypes.CDLL) -> None:
+    """Let the functions that make something return its address."""
+    for make in (library.make_chain, library.make_room, library.make_reference):
+        make.restype = ctypes.c_void_p
 
 
 class TreeChains(ABC):
