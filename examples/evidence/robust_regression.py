@@ -177,4 +177,4 @@ assert shift > 20 and shift > 4 * sd
 #
 # Where to go next: :doc:`/gallery/loss_based_updates/contaminated_location` protects against outliers by a loss instead
 # of a likelihood, :doc:`eight_schools_by_every_estimator` is the shortest way to an evidence, and
-# :doc:`/gallery/loss_based_updates/engel_quantile_regression` regresses on quantiles.
+# :doc:`/gallery/loss_based_updates/newcombs_median` regresses on quantiles.

@@ -208,5 +208,5 @@ bottom.minorticks_off()
 # bootstrap for intervals, SafeBayes for predicting one datum after the other where the model is wrong. If the model can
 # be mended, mend it.
 #
-# Where to go next: :doc:`newcombs_median` chooses a weight for coverage, :doc:`engel_quantile_regression` does so for
-# data whose noise grows, :doc:`evidence_is_cross_validation` predicts data one by one.
+# Where to go next: :doc:`newcombs_median` chooses a weight for coverage, also for data whose noise grows,
+# :doc:`evidence_is_cross_validation` predicts data one by one.

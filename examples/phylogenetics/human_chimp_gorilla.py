@@ -217,6 +217,6 @@ assert float(factors.min()) - 4.5 * 2**0.5 * float(open_question.standard_error.
 # Look at the differences of the log evidence, and only then at the trees of the best model. Parameters that are set in
 # view of the data, as here, flatter a model by a few nats; ``TreeModel`` can sample them. With more taxa, search.
 #
-# Where to go next: :doc:`average_of_substitution_models` averages over models, :doc:`trees_from_an_alignment_alone`
-# searches the trees of more taxa, :doc:`variational_phylogenetics_of_mammals` takes BRCA1 where it has something to
-# say.
+# Where to go next: :doc:`average_of_substitution_models` averages over models,
+# :doc:`/gallery/case_studies/phylogeny_from_an_alignment_file` searches the trees of more taxa,
+# :doc:`variational_phylogenetics_of_mammals` takes BRCA1 where it has something to say.

@@ -48,8 +48,7 @@ NOISE = 0.5
 images, digits = load_digits(return_X_y=True)
 chosen = (digits == 3) | (digits == 8)
 x, y = torch.tensor(images[chosen]), torch.tensor(digits[chosen] == 8).double() * 2 - 1
-x = x - x[:100].mean(0)
-x = 8 * x / x.norm(dim=1, keepdim=True)  # 64 pixels
+x = 8 * nn.functional.normalize(x - x[:100].mean(0))  # 64 pixels
 x_train, y_train, x_test, y_test = x[:100], y[:100], x[100:], y[100:]
 
 module = nn.Sequential(nn.Linear(64, 8, bias=False), nn.ReLU(), nn.Linear(8, 1, bias=False)).double()
