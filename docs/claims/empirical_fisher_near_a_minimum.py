@@ -6,7 +6,7 @@ Made in: literature that section 4.2 of {cite:t}`kunstner2019` reviews and corre
 Verdict: holds if the model's noise is that of the data
 Number: at the minimum the traces have the ratio 0.99 +- 0.01 where residuals have the model's sd, and 0.247 +- 0.003
     where they have half of it
-Page: wide_networks/empirical_fisher_fields
+Page: wide_networks/laplace_with_the_right_fisher
 """
 
 import torch

@@ -5,7 +5,7 @@ Subject: Neural networks and sparse priors
 Made in: follows from section 5 of {cite:t}`kunstner2019`: the matrix is the gradients' own second moment
 Verdict: holds
 Number: of three parameters the mean is 3.000000 wherever they are
-Page: wide_networks/empirical_fisher_fields
+Page: wide_networks/laplace_with_the_right_fisher
 """
 
 import torch
