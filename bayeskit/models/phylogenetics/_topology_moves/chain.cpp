@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -178,8 +179,10 @@ class Reference {
     std::vector<Int> table, first, child;  // of a hash table: clades, or -1; subsplits of each clade
     std::vector<LengthDensity> densities;
     std::vector<double> shares, logs, rest;  // of the sample; of all; probability of a split at random, of each clade
-    std::vector<Int> num_within;  // clades of the sample into which each clade can be split
+    std::vector<Int> num_within, lowest;  // clades of the sample into which each clade can be split; its first taxon
+    std::vector<double> log_trees, log_factorials;  // of numbers of taxa: of rooted binary topologies of so many
     std::vector<std::vector<std::uint64_t>> constraints;
+    static inline std::atomic<Int> made{0};
     static constexpr double PRIOR_COUNT = 1;  // of splits at random, beside those of the sample
 
     Set clade(Int number) const { return &bits[number * size]; }
@@ -212,18 +215,16 @@ class Reference {
             }
         return found;
     }
+    std::vector<std::vector<std::uint64_t>> units_of(Set set) const {
+        return constraints.empty() ? std::vector<std::vector<std::uint64_t>>{} : parts(set);
+    }
     // Clades of the sample into which a set can be split, given the parts that stay together.
     template <class Visit> void visit_within(Set set, const std::vector<std::vector<std::uint64_t>> &units, Visit visit) const {
         for (Int k = 0; k < known; ++k) {
-            if (!holds(set, clade(k))) continue;
+            if (!has(set, lowest[k]) || !holds(set, clade(k))) continue;
             const auto broken = [&](const auto &unit) { return holds(unit.data(), clade(k)); };
             if (!std::any_of(units.begin(), units.end(), broken)) visit(k);
         }
-    }
-    // Log number of rooted binary topologies.
-    static double log_trees(Int taxa) {
-        if (taxa < 3) return 0;
-        return std::lgamma(2 * double(taxa) - 1) - double(taxa - 1) * LOG_2 - std::lgamma(double(taxa));
     }
     Int count_within(Set set, const std::vector<std::vector<std::uint64_t>> &units) const {
         Int total = 0;
@@ -243,7 +244,7 @@ class Reference {
         }
         const Int k = find(set), total = k < 0 ? count_within(set, units) : num_within[k];
         const double known = double((find(one) >= 0) + (find(other.data()) >= 0)) / double(total);
-        return 0.5 * known + 0.5 * std::exp(log_trees(some) + log_trees(all - some) - log_trees(all));
+        return 0.5 * known + 0.5 * std::exp(log_trees[some] + log_trees[all - some] - log_trees[all]);
     }
     Int count(Set set) const {
         Int sum = 0;
@@ -257,9 +258,12 @@ class Reference {
     }
     // Whether a set holds another one, and more.
     bool holds(Set one, Set other) const {
-        bool yes = true, equal = true;
-        for (Int w = 0; w < size; ++w) yes = yes && !(other[w] & ~one[w]), equal = equal && other[w] == one[w];
-        return yes && !equal;
+        bool equal = true;
+        for (Int w = 0; w < size; ++w) {
+            if (other[w] & ~one[w]) return false;
+            equal = equal && other[w] == one[w];
+        }
+        return !equal;
     }
 
   public:
@@ -269,6 +273,8 @@ class Reference {
         while (!set[w]) ++w;
         return 64 * w + __builtin_ctzll(set[w]);
     }
+
+    const Int number = ++made;  // which tells references apart
 
     explicit Reference(const Sample &sample)
         : size((sample.taxa + 63) / 64), known(sample.clades), num_sets(sample.num_sets), bits(sample.bits, sample.bits + sample.clades * size),
@@ -283,9 +289,13 @@ class Reference {
         for (Int k = 0; k < (sample.clades + 1) * num_sets; ++k) densities.emplace_back(sample.shape[k], sample.rate[k]);
         for (Int s = 0; s < sample.subsplits; ++s) ++first[sample.parent[s] + 1];
         std::partial_sum(first.begin(), first.end(), first.begin());
-        const std::vector<std::vector<std::uint64_t>> none;
-        for (Int k = 0; k < sample.clades; ++k)
-            num_within.push_back(count_within(clade(k), constraints.empty() ? none : parts(clade(k))));
+        for (Int k = 0; k < sample.clades; ++k) lowest.push_back(first_of(clade(k)));
+        for (Int k = 0; k < sample.clades; ++k) num_within.push_back(count_within(clade(k), units_of(clade(k))));
+        for (Int k = 0; k <= sample.taxa; ++k) {
+            const double taxa = double(k);
+            log_factorials.push_back(std::lgamma(taxa + 1));
+            log_trees.push_back(k < 3 ? 0 : std::lgamma(2 * taxa - 1) - (taxa - 1) * LOG_2 - std::lgamma(taxa));
+        }
         for (Int k = 0; k < sample.clades; ++k) {
             double total = PRIOR_COUNT;
             for (Int s = first[k]; s < first[k + 1]; ++s) total += sample.count[s];
@@ -322,25 +332,26 @@ class Reference {
             for (Int s = first[k]; s < first[k + 1]; ++s)
                 if ((left -= shares[s]) < 0) return {clade(child[s]), clade(child[s]) + size};
         }
-        const auto units = parts(set);
+        const auto units = units_of(set);
         if (random.uniform() < 0.5) {
             std::vector<Int> within;
             visit_within(set, units, [&](Int one) { within.push_back(one); });
             const Int one = within[random.below(Int(within.size()))];
             return {clade(one), clade(one) + size};
         }
-        const Int all = Int(units.size());
+        const Int all = constraints.empty() ? count(set) : Int(units.size());
         std::vector<double> weights;
         for (Int some = 1; some < all; ++some)
-            weights.push_back(log_trees(some) + log_trees(all - some) + std::lgamma(double(all) + 1) -
-                              std::lgamma(double(some) + 1) - std::lgamma(double(all - some) + 1));
-        Int some = 1 + random.choose(weights);
+            weights.push_back(log_trees[some] + log_trees[all - some] + log_factorials[all] - log_factorials[some] -
+                              log_factorials[all - some]);
+        Int some = 1 + random.choose(weights), left = all;
         std::vector<std::uint64_t> one(size, 0);
-        for (Int unit = 0; some > 0; ++unit)
-            if (random.below(all - unit) < some) {
-                --some;
+        const auto is_taken = [&] { return random.below(left--) < some && some-- > 0; };
+        for (Int unit = 0; some > 0 && unit < Int(units.size()); ++unit)
+            if (is_taken())
                 for (Int w = 0; w < size; ++w) one[w] |= units[unit][w];
-            }
+        for (Int taxon = 0; some > 0; ++taxon)
+            if (has(set, taxon) && is_taken()) one[taxon / 64] |= std::uint64_t(1) << (taxon % 64);
         return one;
     }
 };
@@ -748,15 +759,16 @@ class Chain : Tree {
 
     // Look up the tree in the reference; what is known of splits that have stayed is kept.
     void refer() {
+        if (referred != reference->number) {
+            const Int size = (n + 63) / 64;
+            below.assign(edges * size, 0), halves.assign(edges * size, 0);
+            split_logs.assign(edges, 0), norms.assign(edges, 0);
+            referred = reference->number;
+        }
         reference_log = 0;
         refer_from(neighbour[0][0], 0, (n + 63) / 64);
     }
-    void refer_anew() {
-        const Int size = (n + 63) / 64;
-        below.assign(edges * size, 0), halves.assign(edges * size, 0);
-        split_logs.assign(edges, 0), norms.assign(edges, 0);
-        refer();
-    }
+    Int referred = 0;  // number of the reference in which splits were looked up
     void refer_from(Int node, Int edge, Int size) {
         std::uint64_t *own = &below[edge * size], *half = &halves[edge * size];
         bool same = true;
@@ -1240,7 +1252,7 @@ class Chain : Tree {
 
     // A tree of the reference.
     void renew() {
-        if (share == 0) refer_anew();
+        if (share == 0) refer();
         const double before = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
         kept = *this;
         const std::vector<char> known_before(known);
@@ -1379,7 +1391,7 @@ class Chain : Tree {
         connect();
         if (!same || before != edge_at) forget_topology();
         if (!constraints.empty()) lock();
-        if (share > 0) refer_anew();
+        if (share > 0) refer();
     }
 
     void take_lengths(const Call &call) {
@@ -1523,7 +1535,7 @@ class Chain : Tree {
         *call.log_likelihood = log_likelihood();
         *call.focus = focus;
         if (reference) {
-            if (share == 0) refer_anew();
+            if (share == 0) refer();
             *call.log_reference = log_reference_of_tree();
         }
         give(call);
