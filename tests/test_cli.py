@@ -473,7 +473,10 @@ def test_trees_of_the_parts_of_a_mrbayes_block(tmp_path):
     rows = (out / "parameters.csv").read_text()
     assert "kappa_one" in rows and "relative_rates[1]" in rows
     path.write_text(f"{start.replace('ratepr=variable ', '')}unlink brlens=(all); end;")
-    assert "unlinks the branch lengths" in refused("trees", "--alignment", path, "--no-evidence", "--quiet")
+    assert "unlinks the branch lengths" in refused("trees", "--alignment", path, "--quiet")
+    result = call("trees", "--alignment", path, "--no-evidence", "--out", tmp_path / "apart", *numbers)
+    assert result.exit_code == 0, result.output
+    assert "tree_lengths[1]" in (tmp_path / "apart" / "parameters.csv").read_text()
 
 
 MIXED = (

@@ -158,7 +158,7 @@ class MrBayesBlock:
         Substitution models and site rates of all subsets; of one, called `"all"`, if sites are not divided. Standard
         data have a subset for each number of states, as in `Partition.of_characters`.
     separate_branch_lengths : bool
-        Whether each subset has its own branch lengths.
+        Whether each subset, or each of `partition.length_groups`, has its own branch lengths.
     branch_lengths : tuple of str and tuple of float
         Prior of the branch lengths: name and numbers in MrBayes.
     constraints : dict of str to tuple of str
@@ -239,7 +239,7 @@ class MrBayesBlock:
                     if parameter not in of_the_name
                 ]
         lines += [
-            f"  {parameter}: one value in {', '.join(group)}"
+            f"  {parameter}: {'the same' if parameter == 'branch_lengths' else 'one value'} in {', '.join(group)}"
             for parameter, groups in self.partition.linked.items()
             for group in groups
         ]
@@ -743,18 +743,14 @@ class _Reader:
             name: rates for name, place in division.items() if (rates := _site_rates(self.settings[place])) is not None
         }
         brlens, topology = self.common("brlenspr"), self.common("topologypr")
-        labels = len(set(self.groups["brlens"]))
-        if 1 < labels < len(self.subsets):
-            self.lack_at("brlens", "branch lengths that are linked in some subsets only")
-        separate = labels > 1
+        separate = len(set(self.groups["brlens"])) > 1
         shares = [setting["ratepr"] for setting in self.settings]
         relative = None
-        several = len(subsets) > len(self.subsets)
-        if separate and several:
-            self.lack_at("brlens", "branch lengths of their own of characters with several numbers of states")
+        linked = self.links(substitution, site_rates, division)
+        if separate:
+            linked |= _together("branch_lengths", division, self.groups["brlens"])
         if len(self.subsets) > 1 and any(shares):
-            if several:
-                self.lack_at("ratepr", "relative rates of characters with several numbers of states")
+            linked |= _together("relative_rates", division, range(len(self.subsets)))
             if None in shares:
                 self.lack_at("ratepr", "relative rates of some subsets only")
             if separate:
@@ -771,7 +767,7 @@ class _Reader:
                 subsets,
                 substitution,
                 site_rates,
-                linked=self.links(substitution, site_rates, division),
+                linked=linked,
                 relative_rates=relative,
             ),
             separate,
@@ -955,3 +951,12 @@ def _splits(tree: Tree) -> set[frozenset[str]]:
         below.append(frozenset().union(*(below[child] for child in children)))
     every = frozenset(tree.taxa)
     return {side for part in below[:-1] for side in (part, every - part)}
+
+
+def _together(name: str, division: Mapping[str, int], groups: Sequence[Any]) -> dict[str, list[tuple[str, ...]]]:
+    """Return the groups of at least two subsets whose subsets of the file, by place, are in one group."""
+    found: dict[Any, list[str]] = {}
+    for subset, place in division.items():
+        found.setdefault(groups[place], []).append(subset)
+    linked = [tuple(group) for group in found.values() if len(group) > 1]
+    return {name: linked} if linked else {}

@@ -162,7 +162,11 @@ def test_partitions_and_relative_rates(tmp_path):
     assert bool(bk.Target.from_pyro(model, compile=False).log_density(u).isfinite().all())
     for words in ("x (4 sites): HKY85", "kappa: one value in x, y, 3", "relative rates ~ Dirichlet(2, 3, 4)"):
         assert words in str(block)
-    assert "branch lengths in each subset" in str(read(tmp_path, THIRDS + "unlink brlens=(all);"))
+    apart = read(tmp_path, THIRDS + "unlink brlens=(all);")
+    assert "branch lengths in each subset" in str(apart) and apart.partition.length_groups == (("x",), ("y",), ("3",))
+    some = read(tmp_path, THIRDS + "unlink brlens=(all); link brlens=(1,3);")
+    assert some.separate_branch_lengths and some.partition.length_groups == (("x", "3"), ("y",))
+    assert "branch_lengths: the same in x, 3" in str(some)
 
 
 def test_data_that_are_left_out(tmp_path):
@@ -231,7 +235,6 @@ LACKING = {
     HALVES + "prset applyto=(1) brlenspr=unconstrained:exp(2);": "brlenspr that differs between subsets",
     HALVES + "prset applyto=(1) ratepr=variable;": "relative rates of some subsets",
     HALVES + "prset ratepr=variable; unlink brlens=(all);": "relative rates beside separate",
-    THIRDS + "unlink brlens=(all); link brlens=(1,2);": "branch lengths that are linked in some",
 }
 
 
@@ -420,6 +423,17 @@ def test_parameters_are_linked_within_a_type(tmp_path):
     assert not block.partition.linked
 
 
+@pytest.mark.filterwarnings("ignore:.*cannot be in data of coding")
+def test_characters_of_one_division_have_one_rate_and_the_same_lengths(tmp_path):
+    data = typed(MIXED, TWO_STATES | {"e": "?" * 13 + "2" + "?" * 6})
+    divided = read(tmp_path, "ctype ordered: 14; prset ratepr=variable;", data).partition
+    groups = divided.rate_groups
+    assert divided.relative_rates.concentration.tolist() == [1.0] * len(groups) and len(groups) < len(divided.subsets)
+    assert ("states_2", "ordered_3") in groups
+    apart = read(tmp_path, "ctype ordered: 14; unlink brlens=(all);", data)
+    assert apart.separate_branch_lengths and apart.partition.length_groups == groups
+
+
 BY_TYPE_REFUSED = {
     "partition p = 2: 1-8, 9-20;": r"the subset '1' has data of several types \(DNA in 1-6, protein in 7-8\)",
     "prset statefreqpr=dirichlet(1,1);": "dirichlet has 2 numbers instead of 4",
@@ -427,8 +441,6 @@ BY_TYPE_REFUSED = {
     "lset coding=nosingletons;": "there is no model for coding=nosingletons",
     "lset applyto=(1) coding=variable;": "there is no model for coding=variable of bases or amino acids",
     "prset aamodelpr=fixed(equalin) statefreqpr=fixed(empirical);": "there is no model for empirical frequencies of",
-    "ctype ordered: 14; prset ratepr=variable;": "there is no model for relative rates of characters with several",
-    "ctype ordered: 14; unlink brlens=(all);": "there is no model for branch lengths of their own of characters",
 }
 
 

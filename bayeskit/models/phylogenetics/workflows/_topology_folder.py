@@ -50,6 +50,7 @@ def infer_topologies_in_folder(
     `run1.trees`, ... (the trees of each run), `split_frequencies.csv`, `parameters.csv`, `posterior.nc` (for ArviZ)
     and, with `evidence`, `evidence.csv`. If it was killed, or a time budget ended it, a call with the same arguments
     resumes the search from `checkpoint.search`, which is deleted once the results of a finished search are written.
+    Where subsets have their own branch lengths, those of the trees are their means.
 
     Parameters
     ----------
@@ -81,8 +82,8 @@ def infer_topologies_in_folder(
     AlignmentError
         If the file is missing or malformed, or has fewer than four taxa.
     SettingsError
-        If a setting lies outside its domain; if the MrBayes block fixes the topology or unlinks the branch lengths; or,
-        with `evidence`, if there is one run only.
+        If a setting lies outside its domain; if the MrBayes block fixes the topology; or, with `evidence`, if it
+        unlinks the branch lengths or there is one run only.
     KeyboardInterrupt
         On Ctrl-C, once a checkpoint is written.
 
@@ -103,7 +104,7 @@ def infer_topologies_in_folder(
             "num_runs: the evidence in three ways needs two runs or more, for the error of the topologies' mass. "
             "Remedy: use num_runs=2, or search without the evidence (--no-evidence)."
         )
-    data, model = model_of_file(path, substitution)
+    data, model = model_of_file(path, substitution, separate=not evidence)
     search = infer_topologies(
         data,
         seed=seed,
@@ -125,25 +126,34 @@ def infer_topologies_in_folder(
     return search, found
 
 
-def model_of_file(path: str | Path, substitution: str | None) -> tuple[Alignment | Partition, dict[str, Any]]:
+def model_of_file(
+    path: str | Path, substitution: str | None, *, separate: bool = False
+) -> tuple[Alignment | Partition, dict[str, Any]]:
     """Return the alignment of a file or its partition, and its model: named, that of its MrBayes block, or usual.
 
-    The model is a mapping of arguments: `substitution`, `site_rates` and, of a block, `branch_length_prior` and
-    `constraints`. SettingsError if a block fixes the topology or unlinks the branch lengths.
+    The model is a mapping of arguments: `substitution`, `site_rates` and, of a block, `branch_length_prior`,
+    `constraints` and, if branch lengths may be `separate` and are, `separate_branch_lengths`. SettingsError if a block
+    fixes the topology, or unlinks the branch lengths where they may not be separate.
     """
     if substitution is None and has_mrbayes_block(path):
         block = MrBayesBlock.from_file(path)
-        if block.separate_branch_lengths or block.topology is not None:
-            what = "unlinks the branch lengths" if block.topology is None else "fixes the topology"
+        if block.topology is not None:
             raise SettingsError(
-                f"{path}: the MrBayes block {what}, which the search for topologies does not support. Remedy: give a "
-                "tree, or name a substitution model."
+                f"{path}: the MrBayes block fixes the topology, which the search for topologies does not support. "
+                "Remedy: give a tree, or name a substitution model."
+            )
+        if block.separate_branch_lengths and not separate:
+            raise SettingsError(
+                f"{path}: the MrBayes block unlinks the branch lengths, which only a search without the evidence in "
+                "three ways supports. Remedy: use 'bayeskit trees' with --no-evidence, or name a substitution model."
             )
         # The prior is the same for all topologies.
         model: dict[str, Any] = {
             "branch_length_prior": block.branch_length_prior(_any_tree(block.partition.taxa)),
             "constraints": tuple(block.constraints.values()),
         }
+        if block.separate_branch_lengths:
+            model["separate_branch_lengths"] = True
         data, chosen = with_one_model(block.partition)
         return data, model | chosen
     set_block_aside(path)
