@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from bayeskit._core.flat_networks import FlatNetwork, flat_copy, row_blocks
 from bayeskit._core.inputs import real_number, warn_user, whole_number
 from bayeskit._core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError, SettingsError, ShapeError
+from bayeskit.inference._optimize import scipy_lbfgs
 from bayeskit.inference.curvature._fisher_matrices import gauss_newton_of, log_likelihood_gradient
 from bayeskit.inference.curvature._likelihoods import BernoulliOutputs, Categorical, OutputLikelihood, check_likelihood
 from bayeskit.inference.curvature._matrices import Curvature
@@ -336,23 +336,21 @@ def find_parameter_mode(
     network, x, prior = _in_double(network, x, prior)
     targets = likelihood.targets(network.outputs(x), y)
 
-    def loss(position: np.ndarray) -> tuple[float, np.ndarray]:
+    def log_posterior(position: np.ndarray) -> tuple[float, np.ndarray]:
         vector = torch.as_tensor(position).to(network.vector)
         value, gradient = _negative_log_posterior(network.at(vector), likelihood, x, targets, prior)
-        if not math.isfinite(value):
-            return 1e300, np.zeros_like(position)
-        return value, gradient.double().cpu().numpy()
+        return -value, -gradient.double().cpu().numpy()
 
-    options = {"maxiter": whole_number("max_iterations", max_iterations, least=1), "maxfun": 10**9, "maxls": 50}
+    limit = whole_number("max_iterations", max_iterations, least=1)
     start = network.vector.double().cpu().numpy()
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={**options, "ftol": 0.0, "gtol": 1e-9})
-    network = network.at(torch.as_tensor(found.x).to(network.vector))
+    found = scipy_lbfgs(log_posterior, start, maxiter=limit, maxfun=10**9, ftol=0.0, gtol=1e-9)
+    network = network.at(torch.as_tensor(found.position).to(network.vector))
     network, distance = _polished(network, likelihood, x, y, prior)
-    if found.status == 1 if distance is None else not distance <= _CLOSE:
+    if not found.finished if distance is None else not distance <= _CLOSE:
         far = "" if distance is None else f" (length of the next step: {distance:.3g} posterior standard deviations)"
         warn_user(
-            f"the search for a mode did not converge in {found.nit} iterations{far}; raise max_iterations, or train "
-            "the module further first",
+            f"the search for a mode did not converge in {found.num_iterations} iterations{far}; raise max_iterations, "
+            "or train the module further first",
             AccuracyWarning,
         )
     result = copy.deepcopy(module)
