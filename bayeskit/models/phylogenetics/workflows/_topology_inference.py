@@ -990,7 +990,9 @@ def infer_topologies(
         `Tree` or Newick text, for all runs, or one for each run; its branch lengths are used if it has any. Runs that
         start at one tree tell less about convergence.
     moves : Moves, optional
-        Relative frequencies of the kinds of moves.
+        Relative frequencies of the kinds of moves. In the warm-up, the share of independent trees falls in proportion
+        where fewer than a tenth of them are accepted, and so does the number of moves of the warmer chains where fewer
+        than four in ten exchanges are.
     gradient_moves : bool, optional
         In every twentieth round, move all branch lengths and free parameters at once along the gradient of the
         posterior density (Hamiltonian Monte Carlo). By default if the model has free parameters.
