@@ -305,7 +305,7 @@ def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_n
         raise TreeError(
             f"The taxa of {name} and {other_name} differ; {'; '.join(problems)}. "
             f"Remedy: {''.join(blanks[:1])}prune or rename taxa so that both have the same taxa (letter case and "
-            "underscores count; a FASTA name ends at its first blank)."
+            "underscores count; a FASTA name ends at its first blank where first words differ)."
         )
 
 
