@@ -839,10 +839,13 @@ def _split_effective_sizes(samples: Sequence[TreeSample]) -> Tensor:
     sample, runs = TreeSample.pooled(samples), len(samples)
     inner = sample.topologies.below[:, sample.num_taxa :]
     splits, index = clades.identify(inner)
-    incidence = np.zeros((len(inner), len(splits)), dtype=bool)
-    np.put_along_axis(incidence, index, True, axis=1)
-    shares = sample.weights @ incidence
-    chosen = incidence[:, (shares >= 0.05) & (shares <= 0.95)][sample.index]
+    shares = np.bincount(index.ravel(), np.repeat(sample.weights, index.shape[1]), len(splits))
+    # All other splits share a column, which is left out.
+    counted = (shares >= 0.05) & (shares <= 0.95)
+    column = np.where(counted, counted.cumsum() - 1, counted.sum())
+    incidence = np.zeros((len(inner), counted.sum() + 1), dtype=bool)
+    np.put_along_axis(incidence, column[index], True, axis=1)
+    chosen = incidence[sample.index, :-1]
     draws = sample.num_samples // runs
     series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, draws)
     return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
