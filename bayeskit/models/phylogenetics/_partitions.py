@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHARES = "rate_shares"
-#: What subsets may have in common beside the parameters of their models.
+#: Names of what subsets may share beside the parameters of their models.
 _OF_BRANCHES = ("relative_rates", "branch_lengths")
 
 
@@ -335,7 +335,7 @@ class Partition:
 
     @property
     def length_indices(self) -> list[int]:
-        """Which of `length_groups` each subset is in."""
+        """Place of each subset's group in `length_groups`, one for each subset."""
         return self._group_indices(self.length_groups)
 
     def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
@@ -830,7 +830,7 @@ def check_separate_lengths(data: object) -> Partition:
         )
     if data.relative_rates is not None:
         raise SettingsError(
-            "separate_branch_lengths leave nothing for relative_rates to say. Remedy: use one of the two."
+            "relative_rates are not supported beside separate_branch_lengths. Remedy: use one of the two."
         )
     return data
 

@@ -423,20 +423,49 @@ def test_a_state_alone_decides_what_follows(engine):
         assert torch.equal(one, two)
 
 
+def mixed_moves(num_threads=1):
+    """States after all kinds of moves, some beside a reference, in several calls."""
+    alignment, moves = primates()[0], Moves(parsimony_regraft=1.0, independent=1.0)
+    chains, process = made("compiled", alignment, 3, num_threads=num_threads)
+    trees = chains.start(new_generator(5, stream="bits"), process)
+    power, ones = torch.tensor([0.1, 0.6, 1.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    reference = TreeReference.fitted(trees.splits, trees.lengths, ones, alignment.num_taxa)
+    for _ in range(3):
+        trees = chains.run(trees, process, power, moves, 200, reference)
+        trees = chains.run(trees, process, ones, moves, 50)
+    return trees
+
+
+def are_equal(one, other):
+    return all(torch.equal(part, same) for part, same in zip(one, other, strict=True))
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
 def test_chains_that_share_room_move_as_those_that_have_their_own(num_threads, monkeypatch):
-    alignment, moves = primates()[0], Moves(independent=0.0)
-    found = []
-    for most_bytes in (2**28, 0):
-        monkeypatch.setattr(module, "_MOST_BYTES", most_bytes)
-        chains, process = made("compiled", alignment, 3, num_threads=num_threads)
-        trees = chains.start(new_generator(5, stream="bits"), process)
-        for _ in range(3):
-            trees = chains.run(trees, process, torch.ones(3, dtype=torch.float64), moves, 100)
-        found.append(trees)
-    for own, shared in zip(*found, strict=True):
-        assert torch.equal(own, shared)
+    expected = mixed_moves()
+    monkeypatch.setattr(module, "_MOST_BYTES", 0)
+    assert are_equal(mixed_moves(num_threads), expected)
+
+
+@pytest.mark.calibration
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("correct", "changed", "same"),
+    [
+        # What is kept between moves is what would be computed anew.
+        ("void regraft(Move move) {", "void regraft(Move move) { std::fill(known.begin(), known.end(), 0);", True),
+        ("if (referred != reference->number) {", "if (true) {", True),
+        ("const Int cut = random.below(edges);", "forget_all(); const Int cut = random.below(edges);", True),
+        # What is no longer right is forgotten.
+        ("if (topology) known[place] = 0;", "", False),
+        ("if (!same) split_logs[edge] =", "if (split_logs[edge] == 0) split_logs[edge] =", False),
+    ],
+)
+def test_what_chains_keep_between_moves(correct, changed, same, monkeypatch):
+    expected = mixed_moves()
+    mutate(monkeypatch, correct, changed)
+    assert are_equal(mixed_moves(), expected) == same
 
 
 def test_draws_from_the_prior(engine, limit):

@@ -35,7 +35,7 @@ class Trees(NamedTuple):
     """States of chains; node `i` of a tree is tip `i`, edge `i` ends in tip `i`."""
 
     ends: Tensor  # nodes at both ends of each edge, (chains, edges, 2), int32
-    lengths: Tensor  # those of one set after those of another, (chains, sets * edges), float64
+    lengths: Tensor  # set after set, (chains, sets * edges), float64
     focus: Tensor  # edge of the last local move, (chains,), int64
     log_likelihood: Tensor  # (chains,), float64
     splits: Tensor  # taxa on the side of each edge without the first taxon, as bits, (chains, edges, words), int64
@@ -148,7 +148,7 @@ class Moves:
     reconnection : float
         Tree bisection and reconnection, by the number of changes.
     scale : float
-        All branch lengths times a common factor.
+        All branch lengths of a set times a common factor.
     independent : float
         A tree drawn from the reference distribution, once there is one; until then, `length`.
     """

@@ -13,10 +13,10 @@
 // posterior to a power times the reference to the rest. The reference's gamma distributions of lengths and the prior's
 // multiply to gamma distributions, so that proposals of lengths are the same.
 //
-// Sites may be divided into parts, each with a substitution process of its own; log-likelihoods and their derivatives are
-// sums over parts. Each part has one of several sets of branch lengths, which have independent priors of one kind; often
-// there is only one set. A part may hold patterns that cannot be in the data: each site of some other part is then divided by
-// the probability that none of them occurs.
+// Sites may be divided into parts, each with a substitution process of its own; log-likelihoods and their derivatives
+// are sums over parts. Each part has one of several sets of branch lengths, which have independent priors of one kind;
+// often there is only one set. A part may hold patterns that cannot be in the data: each site of some other part is then
+// divided by the probability that none of them occurs.
 //
 // chains.py says what the arguments are; types and order of the fields of Data and Call must stay as they are there.
 
@@ -159,7 +159,7 @@ struct Aligned {
 struct Sample {
     Int taxa, clades, subsplits, num_sets;
     const std::uint64_t *bits;   // clades, without the first taxon, (clades, words)
-    const double *shape, *rate;  // of the gamma distributions, in the last row those of all other clades, (clades + 1, sets)
+    const double *shape, *rate;  // of the gamma distributions; the last row is of all other clades, (clades + 1, sets)
     const Int *parent, *child;     // clades, by parent; the child with the parent's first taxon, (subsplits,)
     const double *count;           // (subsplits,)
     Int num_constraints;
@@ -219,7 +219,8 @@ class Reference {
         return constraints.empty() ? std::vector<std::vector<std::uint64_t>>{} : parts(set);
     }
     // Clades of the sample into which a set can be split, given the parts that stay together.
-    template <class Visit> void visit_within(Set set, const std::vector<std::vector<std::uint64_t>> &units, Visit visit) const {
+    template <class Visit>
+    void visit_within(Set set, const std::vector<std::vector<std::uint64_t>> &units, Visit visit) const {
         for (Int k = 0; k < known; ++k) {
             if (!has(set, lowest[k]) || !holds(set, clade(k))) continue;
             const auto broken = [&](const auto &unit) { return holds(unit.data(), clade(k)); };
@@ -240,7 +241,8 @@ class Reference {
         if (!constraints.empty()) {
             units = parts(set);
             all = Int(units.size());
-            some = std::count_if(units.begin(), units.end(), [&](const auto &unit) { return !disjoint(unit.data(), one); });
+            const auto inside = [&](const auto &unit) { return !disjoint(unit.data(), one); };
+            some = std::count_if(units.begin(), units.end(), inside);
         }
         const Int k = find(set), total = k < 0 ? count_within(set, units) : num_within[k];
         const double known = double((find(one) >= 0) + (find(other.data()) >= 0)) / double(total);
@@ -277,7 +279,8 @@ class Reference {
     const Int number = ++made;  // which tells references apart
 
     explicit Reference(const Sample &sample)
-        : size((sample.taxa + 63) / 64), known(sample.clades), num_sets(sample.num_sets), bits(sample.bits, sample.bits + sample.clades * size),
+        : size((sample.taxa + 63) / 64), known(sample.clades), num_sets(sample.num_sets),
+          bits(sample.bits, sample.bits + sample.clades * size),
           first(sample.clades + 1, 0), child(sample.child, sample.child + sample.subsplits), shares(sample.subsplits),
           logs(sample.subsplits), rest(sample.clades, 1) {
         std::size_t room = 16;
@@ -286,7 +289,8 @@ class Reference {
         for (Int k = 0; k < sample.num_constraints; ++k)
             constraints.emplace_back(sample.constraints + k * size, sample.constraints + (k + 1) * size);
         for (Int k = 0; k < sample.clades; ++k) table[place(clade(k))] = k;
-        for (Int k = 0; k < (sample.clades + 1) * num_sets; ++k) densities.emplace_back(sample.shape[k], sample.rate[k]);
+        const Int num_densities = (sample.clades + 1) * num_sets;
+        for (Int k = 0; k < num_densities; ++k) densities.emplace_back(sample.shape[k], sample.rate[k]);
         for (Int s = 0; s < sample.subsplits; ++s) ++first[sample.parent[s] + 1];
         std::partial_sum(first.begin(), first.end(), first.begin());
         for (Int k = 0; k < sample.clades; ++k) lowest.push_back(first_of(clade(k)));
@@ -407,7 +411,7 @@ struct Room {
 class Chain : Tree {
     const Int n, edges, nodes, patterns, num_sets, width;  // width: patterns, those of each part padded to whole vectors
     Room *room = nullptr;
-    std::vector<char> valid, spare_valid;  // which of the blocks
+    std::vector<char> valid;  // which of the blocks
     std::vector<Aligned> tips;
     Aligned weights, constant, coefficients, scratch, first_side, second_side;
     const Reference *reference = nullptr;
@@ -916,7 +920,9 @@ class Chain : Tree {
         const LengthDensity *densities = nullptr;  // of the reference, if it has a share
         double log = 0;
     };
-    double middle_shape(const Middle &one, Int set) const { return mixed(inner, share > 0 ? one.densities[set].shape : 0); }
+    double middle_shape(const Middle &one, Int set) const {
+        return mixed(inner, share > 0 ? one.densities[set].shape : 0);
+    }
     double middle_rate(const Middle &one, Int set) const { return mixed(rate, share > 0 ? one.densities[set].rate : 0); }
     std::array<Middle, 3> refer_around(Int a, Int b, Int c, Int d) const {
         const Int size = (n + 63) / 64;
@@ -934,7 +940,8 @@ class Chain : Tree {
         const auto middle = [&](std::array<int, 4> order) {
             // Places of the edges: the first two on one side.
             const int at = int(std::find(order.begin(), order.end(), int(top)) - order.begin());
-            const Int beside = around[order[at ^ 1]], one = around[order[(at ^ 2) & 2]], other = around[order[(at ^ 2) | 1]];
+            const Int beside = around[order[at ^ 1]];
+            const Int one = around[order[(at ^ 2) & 2]], other = around[order[(at ^ 2) | 1]];
             for (Int w = 0; w < size; ++w) inside[w] = set(one)[w] | set(other)[w];
             const LengthDensity *densities = reference->of_lengths(inside.data());
             const double log = reference->log_split(set(around[top]), set(beside), inside.data()) +
@@ -1255,18 +1262,19 @@ class Chain : Tree {
         if (share == 0) refer();
         const double before = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
         kept = *this;
-        const std::vector<char> known_before(known);
-        room->blocks.swap(room->spare), valid.swap(spare_valid);
+        const std::vector<char> known_before(known), valid_before(valid);
+        room->blocks.swap(room->spare);
         draw_from(*reference);
         refer();
         const double after = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
         if (decide(INDEPENDENT, after - before)) return;
         static_cast<Tree &>(*this) = kept;
-        room->blocks.swap(room->spare), valid.swap(spare_valid), known = known_before;
+        room->blocks.swap(room->spare), valid = valid_before, known = known_before;
     }
     double log_reference_of_tree() const {
         double sum = reference_log;
-        for (std::size_t k = 0; k < length.size(); ++k) sum += log_prior(length[k], reference_shape[k], reference_rate[k]);
+        for (std::size_t k = 0; k < length.size(); ++k)
+            sum += log_prior(length[k], reference_shape[k], reference_rate[k]);
         return sum;
     }
     void draw_from(const Reference &source) {
@@ -1448,7 +1456,7 @@ class Chain : Tree {
   public:
     explicit Chain(const Data &data)
         : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
-          num_sets(data.num_sets), width(padded(data)), valid(3 * (n - 2), 0), spare_valid(3 * (n - 2)), tips(n),
+          num_sets(data.num_sets), width(padded(data)), valid(3 * (n - 2), 0), tips(n),
           known(3 * (n - 2), 0), always(width * S, 1) {
         locked.assign(edges, 0);
         neighbour.resize(nodes), edge_at.resize(nodes), ends.resize(edges), length.assign(edges * num_sets, -1);
@@ -1542,11 +1550,10 @@ class Chain : Tree {
     }
 
     void enter(Room &given) {
-        room = &given;
-        if (room->tenant == this) return;
-        room->tenant = this;
-        room->blocks.resize(valid.size()), room->spare.resize(valid.size());
-        forget_all(), std::fill(spare_valid.begin(), spare_valid.end(), 0);
+        if (room == &given && given.tenant == this) return;
+        given.blocks.resize(valid.size()), given.spare.resize(valid.size());
+        forget_all();
+        room = &given, given.tenant = this;
     }
 
     // A draw from the reference.

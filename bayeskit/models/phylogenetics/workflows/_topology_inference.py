@@ -115,6 +115,7 @@ class SearchState(NamedTuple):
     parameter_mean: Tensor  # of the normal distribution of the parameters there, (P,)
     parameter_root: Tensor  # Cholesky factor of its covariance, (P, P)
     effort: Tensor  # moves of a warmer chain for each of one at the posterior; share of independent proposals, (2,)
+    judged: Tensor  # independent proposals and those accepted at the last adaptation, (2,), int64
     history: _History  # at the posterior's temperature
     warmer: _History  # at the other temperatures, in the later half of the rounds before the first fit
 
@@ -130,8 +131,9 @@ _FITTED, _WARMER = (0.3, 0.55, 0.8), (0.5, 0.3, 0.1)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
 _ADAPTED, _ADAPTATIONS = 0.95, 6
 #: Rate of exchange from which warmer chains move as often as those at the posterior, and their least share of the moves
-#: of those: what they find arrives by exchange. Rate of acceptance from which independent proposals keep their share.
-_WORTHWHILE_EXCHANGE, _LEAST_EFFORT, _WORTHWHILE_PROPOSAL = 0.4, 0.2, 0.1
+#: of those: what they find arrives by exchange. Rate of acceptance from which independent proposals keep their share,
+#: and the least part of it that is left.
+_WORTHWHILE_EXCHANGE, _LEAST_EFFORT, _WORTHWHILE_PROPOSAL, _LEAST_SHARE = 0.4, 0.2, 0.1, 0.1
 _TARGET_ACCEPTANCE = 0.25
 #: Size of the first leapfrog steps, and rate at which gradient moves shall be accepted.
 _FIRST_STEP, _GRADIENT_ACCEPTANCE = 0.3, 0.7
@@ -216,6 +218,7 @@ class TopologySearch:
             torch.zeros(dim, dtype=torch.float64),
             torch.eye(dim, dtype=torch.float64),
             torch.tensor([1.0, self.moves.independent], dtype=torch.float64),
+            torch.zeros(2, dtype=torch.int64),
             self._no_history(runs),
             self._no_history(runs * (levels - 1)),
         )
@@ -288,8 +291,12 @@ class TopologySearch:
         state = self._count(state, warming)
         return self._adapt(state, iteration) if warming else state, row | exchanged
 
+    def _independent_counts(self, state: SearchState) -> Tensor:
+        """Return the numbers of independent proposals and of those accepted, `(2,)`."""
+        return state.trees.counts.sum(0)[list(asdict(self.moves)).index("independent")]
+
     def _fit(self, state: SearchState, number: int) -> SearchState:
-        """Fit the reference for the `number`-th time, and begin its path the first time."""
+        """Fit the reference for the `number`-th time, which is judged anew, and begin its path the first time."""
         first, last = number == 0, number == len(_FITTED) - 1
         splits, lengths, position = (part[len(part) // 2 :].flatten(0, 1) for part in state.history)
         more_splits, more_lengths, _ = (part.flatten(0, 1) for part in state.warmer)
@@ -307,6 +314,8 @@ class TopologySearch:
             parameter_mean=mean,
             parameter_root=torch.linalg.cholesky(covariance),
             beta=torch.linspace(0, 1, levels, dtype=torch.float64) if first else state.beta,
+            effort=torch.stack([state.effort[0], torch.tensor(self.moves.independent).double()]),
+            judged=self._independent_counts(state),
             rejection=torch.zeros_like(state.rejection),
             num_counted=torch.zeros_like(state.num_counted),
             heading=torch.zeros_like(state.heading),
@@ -346,7 +355,7 @@ class TopologySearch:
         generator: torch.Generator,
     ) -> SearchState:
         """Random walk Metropolis steps of the parameters, with the covariance found in warm-up."""
-        dim, trees, position = self.space.dim, state.trees, state.position
+        dim, trees, position, number = self.space.dim, state.trees, state.position, iteration // _PARAMETER_ROUNDS
         beta, log_scale, referred = state.beta[level], state.log_scale.clone(), bool(len(state.reference.clades))
         root = self._root(state)
 
@@ -373,13 +382,13 @@ class TopologySearch:
             if warming:
                 probability = log_ratio.clamp(max=0).exp().nan_to_num(0.0)
                 mean = torch.zeros_like(log_scale).index_add_(0, level, probability) / self.num_runs
-                log_scale += (mean - _TARGET_ACCEPTANCE) / (iteration + 1) ** 0.6
+                log_scale += (mean - _TARGET_ACCEPTANCE) / (number + 1) ** 0.6
         state = state._replace(trees=trees, position=position, log_scale=log_scale)
         if not warming:
             return state
         runs, levels = state.replica.shape
         cold = position[state.replica[:, -1] + torch.arange(runs) * levels]
-        weight = min(1.0, 3.0 / (iteration + 3))
+        weight = min(1.0, 3.0 / (number + 3))
         mean = torch.lerp(state.mean, cold.mean(0), weight)
         spread = (cold - state.mean).mT @ (cold - mean) / runs
         covariance = torch.lerp(state.covariance, (spread + spread.mT) / 2, 0.0 if iteration < 50 else weight)
@@ -408,7 +417,8 @@ class TopologySearch:
         trees = self.chains.run(trees, self._process(position), ones, self.moves, 0, reference)
         log_step = state.log_step
         if warming:
-            log_step = log_step + (moved.probability.mean() - _GRADIENT_ACCEPTANCE) / (iteration + 1) ** 0.6
+            number = iteration // _GRADIENT_ROUNDS
+            log_step = log_step + (moved.probability.mean() - _GRADIENT_ACCEPTANCE) / (number + 1) ** 0.6
         counts = torch.stack([torch.tensor(float(len(cold))).double(), moved.probability.sum()])
         return state._replace(
             trees=trees, position=position, log_step=log_step, gradient_counts=state.gradient_counts + counts
@@ -456,10 +466,12 @@ class TopologySearch:
         beta = seen.temperatures(state.beta, len(state.beta) - 1).to(torch.float64)
         beta[0] = 0
         warmer = min(1.0, max(_LEAST_EFFORT, float(1 - seen.rejection.mean()) / _WORTHWHILE_EXCHANGE))
-        tried, accepted = state.trees.counts.sum(0)[list(asdict(self.moves)).index("independent")].tolist()
-        worth = min(1.0, accepted / tried / _WORTHWHILE_PROPOSAL) if tried else 1.0
+        counts = self._independent_counts(state)
+        tried, accepted = (counts - state.judged).tolist()
+        worth = min(1.0, max(_LEAST_SHARE, accepted / tried / _WORTHWHILE_PROPOSAL)) if tried else 1.0
         return state._replace(
             effort=torch.tensor([warmer, worth * self.moves.independent], dtype=torch.float64),
+            judged=counts,
             beta=beta,
             rejection=torch.zeros_like(state.rejection),
             num_counted=torch.zeros_like(state.num_counted),
@@ -667,7 +679,7 @@ class TopologyInference:
 
         Examples
         --------
-        >>> from bayeskit.models.phylogenetics import majority_rule_consensus, primates
+        >>> from bayeskit.models.phylogenetics import primates
         >>> subsets = primates()[0].partitioned({"coding": range(457), "others": range(457, 898)})
         >>> numbers = {"num_warmup": 50, "num_samples": 50, "num_temperatures": 5}
         >>> found = infer_topologies(Partition(subsets), separate_branch_lengths=True, progress=False, **numbers)

@@ -128,7 +128,7 @@ def test_a_free_parameter_is_integrated_out(limit):
 
 def runs_until_killed_and_to_the_end(data, folder, **model):
     """Return a run, and another one that is killed and resumed."""
-    settings = {"num_warmup": 20, "num_samples": 20, "num_temperatures": 4, "progress": False, "seed": 3} | model
+    settings = {"num_warmup": 80, "num_samples": 20, "num_temperatures": 4, "progress": False, "seed": 3} | model
     expected = infer_topologies(data, **settings)
     resumed = {"checkpoint": folder / "search", "checkpoint_seconds": 0.0}
 
@@ -136,7 +136,7 @@ def runs_until_killed_and_to_the_end(data, folder, **model):
         pass
 
     def killed(self, state, iteration, records, plain=module.TopologySearch.ending):
-        if iteration == 27:
+        if iteration == 47:  # between two adaptations
             raise Killed
         return plain(self, state, iteration, records)
 
@@ -450,6 +450,22 @@ def test_data_that_are_refused(data, settings, error, words):
 def test_too_few_taxa():
     with pytest.raises(AlignmentError, match="four taxa"):
         infer_topologies(Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "ACCA"}))
+
+
+def test_moves_adapt_in_the_warm_up_alone(monkeypatch):
+    efforts, plain = [], module.TopologySearch.advance
+
+    def advance(self, state, iteration, generator):
+        efforts.append(state.effort.tolist())
+        return plain(self, state, iteration, generator)
+
+    monkeypatch.setattr(module.TopologySearch, "advance", advance)
+    infer_topologies(primates()[0], num_warmup=80, num_samples=20, num_temperatures=4, progress=False)
+    warmer, independent = np.array(efforts).T
+    assert (efforts[:24] == [[1.0, Moves().independent]] * 24) and len(set(map(tuple, efforts))) > 1
+    assert efforts[80:] == [efforts[80]] * 20
+    assert warmer.min() >= 0.2 and warmer.max() == 1.0
+    assert independent.min() >= 0.1 * Moves().independent and independent.max() == Moves().independent
 
 
 def test_runs_that_agree_end_early():
