@@ -24,7 +24,7 @@ from bayeskit._core.texts import with_error
 from bayeskit._draws import Draws
 from bayeskit._logdensity.observations import check_same_data
 from bayeskit._logdensity.target import Target, require_target
-from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.errors import AccuracyWarning, SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence._methods import Method, Part, select
 from bayeskit.inference.evidence._shared_runs import SharedRuns
@@ -377,6 +377,8 @@ def _agreed(comparison: EvidenceComparison) -> Evidence:
     if not verdict.is_agreed and (verdict.contradicted_by or verdict.num_trusted > 1):
         # The distance between disagreeing estimates says more about the error than any of their standard errors.
         return replace(verdict.best, standard_error=math.nan, warnings=(str(verdict),))
+    if verdict.contradicted_by:
+        warn_user(str(verdict), AccuracyWarning)
     return verdict.best
 
 

@@ -317,7 +317,7 @@ def _as_orders(order: Any, num_data: int, generator: torch.Generator) -> Tensor:
     """Return permutations ``(q, num_data)``, from given ones, a number of random ones, or the order of the model."""
     if order is None:
         return torch.arange(num_data).unsqueeze(0)
-    if not isinstance(order, Tensor) and isinstance(order, SupportsIndex):
+    if isinstance(order, SupportsIndex) and getattr(order, "ndim", 0) == 0:
         return random_orders(whole_number("order", order, 1), num_data, generator)
     try:
         chosen = torch.as_tensor(order)

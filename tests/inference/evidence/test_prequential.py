@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -155,6 +156,13 @@ def test_one_site_comes_after_the_others(limit):
     assert prequential(target, seed=1, **SMALL).predictives.shape == (1, 5)
     with pytest.raises(SettingsError, match="x, y"):
         prequential(target, site="w")
+
+
+def test_an_order_is_a_list_an_array_or_a_tensor():
+    target, order = bk.Target.from_pyro(coin, TOSSES), [*reversed(range(len(TOSSES)))]
+    one, *others = (prequential(target, order=make(order), seed=3, **SMALL) for make in (list, np.array, torch.tensor))
+    for other in others:
+        assert other.log_evidence == one.log_evidence and torch.equal(other.predictives, one.predictives)
 
 
 @pytest.mark.parametrize("order", [None, 2])

@@ -324,11 +324,11 @@ WRONG = {
     ),
     "lengths and rates": (
         lambda: PartitionedTreeModel(Partition(THREE, relative_rates=[1, 1, 1.0]), TREE, separate_branch_lengths=True),
-        "leave nothing for relative_rates",
+        "relative_rates are not supported beside",
     ),
     "lengths and rates of a forest": (
         lambda: PartitionedForestLikelihood(Partition(THREE, relative_rates=[1, 1, 1.0]), separate_branch_lengths=True),
-        "leave nothing for relative_rates",
+        "relative_rates are not supported beside",
     ),
     "subsets as partition": (lambda: PartitionedTreeModel(THREE, TREE), "partition: dict has the wrong type"),
     "an alignment as partition": (lambda: PartitionedForestLikelihood(ALIGNMENT), "partition: Alignment has the wrong"),

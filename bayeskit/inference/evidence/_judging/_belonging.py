@@ -15,8 +15,8 @@ from bayeskit.errors import DrawsError, SettingsError, ShapeError
 
 MIN_DRAWS = 8
 NO_PRIOR_DRAWS = (
-    "it needs draws from the prior, which this target cannot make: give every site a proper prior, or pass "
-    "sample_prior to Target.from_functions"
+    "it needs draws from the prior, which this target cannot make: give every site a proper prior, pass "
+    "sample_prior to Target.from_functions, or write a Stan program for Pyro, NumPyro or PyMC"
 )
 #: Name of the setting that counts chains without a finite density at all draws.
 LOST_CHAINS = "lost_chains"

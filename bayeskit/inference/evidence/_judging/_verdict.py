@@ -47,9 +47,9 @@ class Verdict:
         Remarks on the target.
     is_agreed : bool
         True if at least two methods are trusted, `best` agrees with a majority of them, overall and among those of
-        comparable precision, and no consistent method has found more mass, beyond the errors of both. A method that is
-        not trusted does not count against three trusted methods that agree, use several sets of draws, and of which one
-        begins at draws from the prior.
+        comparable precision, and no consistent method has found more mass, beyond the errors of both. Methods of one
+        set of draws that are not trusted do not count against three trusted methods that agree, use several sets of
+        draws, and of which one begins at draws from the prior and contradicts them by itself.
     contradicted_by : dict of float
         Estimates by consistent methods that are not trusted and lie above `best`, with the distance in standard errors
         of the difference: they have found more mass, unless their failure has made it up.
@@ -87,7 +87,8 @@ class Verdict:
         ----------
         estimates : iterable of Evidence
         sources : mapping of str to str, optional
-            The draws or search behind each method; methods with equal entries count as one source.
+            The draws or search behind each method; methods with equal entries count as one source. By default those of
+            one run of `compare`.
         refused : mapping of str to str, optional
             Methods that do not apply, with the reason.
         notes : tuple of str, optional
@@ -135,10 +136,24 @@ class Verdict:
         away = {z.method: gap for z, gap in zip(trusted, gaps[place], strict=True)}
         agreeing = tuple(name for name in order if away[name] <= limit)
         disagreeing = {name: away[name] for name in order if away[name] > limit}
-        different = {(sources or {}).get(name, name) for name in agreeing}
+        source = {z.method: METHODS[z.method].source if z.method in METHODS else z.method for z in results} | dict(
+            sources or {}
+        )
+        different = {source[name] for name in agreeing}
         above = _above(trusted[place], results)
         doubtful = {name: gap for name, gap in above.items() if name in untrusted}
-        outweighed = len(agreeing) >= _ENOUGH and len(different) > 1 and any(map(_begins_at_the_prior, agreeing))
+        contradicting = [z for z in results if z.method in doubtful]
+        outweighed = (
+            len(agreeing) >= _ENOUGH
+            and len(different) > 1
+            and len({source[z.method] for z in contradicting}) == 1
+            # One that begins at the prior is precise enough to tell the two apart.
+            and any(
+                all(_gap(one, other) > limit for other in contradicting)
+                for one in trusted
+                if one.method in agreeing and _begins_at_the_prior(one.method)
+            )
+        )
         return cls(
             trusted[place],
             agreeing,

@@ -114,6 +114,30 @@ def test_three_that_agree_outweigh_a_refused_one_if_one_of_them_begins_at_the_pr
     assert not Verdict.of([*estimates, Evidence("stepping_stone", -48.7, 0.1, 9000)], sources=sources).is_agreed
 
 
+def test_estimates_of_several_runs_that_found_more_mass_are_not_outweighed():
+    agreeing = [GOOD, Evidence("warp_bridge_sampling", -94.08, 0.004, 8000), Evidence("smc", -94.1, 0.1, 9000)]
+    more = [Evidence(name, -92.0, 0.2, 9000, ("why",)) for name in ("stepping_stone", "nested_sampling")]
+    assert Verdict.of([*agreeing, more[0]]).is_agreed
+    assert not Verdict.of([*agreeing, *more]).is_agreed
+
+
+def test_a_vague_estimate_from_the_prior_outweighs_nothing():
+    posterior = [GOOD, Evidence("warp_bridge_sampling", -94.08, 0.004, 8000)]
+    more = Evidence("smc", -92.9, 0.2, 9000, ("why",))
+    for error, is_agreed in ((0.05, True), (0.6, False)):
+        vague = Evidence("naive_monte_carlo", -94.0, error, 9000)
+        assert Verdict.of([*posterior, vague, more]).is_agreed == is_agreed
+
+
+def test_methods_of_one_run_are_one_source_by_default():
+    ladder = [
+        Evidence(name, -94.08, 0.05, 9000)
+        for name in ("stepping_stone", "modified_path_sampling", "thermodynamic_integration")
+    ]
+    verdict = Verdict.of([*ladder, Evidence("smc", -92.0, 0.2, 9000, ("why",))])
+    assert verdict.num_sources == 1 and not verdict.is_agreed
+
+
 def test_a_trusted_estimate_that_found_more_mass_leaves_no_agreement():
     more = Evidence("smc", -93.5, 0.05, 9000)
     others = [GOOD, OTHER, Evidence("warp_bridge_sampling", -94.08, 0.004, 8000)]
