@@ -71,7 +71,7 @@ def test_a_problem_that_is_refused_as_a_whole_counts_as_refused(monkeypatch):
     assert exam.by_method()["refused"].tolist() == [2]
 
 
-# The first alarm may ring in a call of the garbage collector, as of JAX, where its exception is lost: the next one counts
+# The first alarm may ring in a call of the garbage collector (of JAX), where its exception is lost: the next one counts
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_problem_that_takes_too_long_fails(monkeypatch):
     def endless(*given, **named):
