@@ -219,7 +219,7 @@ SHORTER = {
     },
     "inference.training._fitting.fit": {"num_epochs=40": "num_epochs=2"},
     "inference.generalized._coarsened.calibration_curve": {
-        "num_warmup=100, num_samples=100": "num_warmup=20, num_samples=10"
+        "num_warmup=100, num_draws=100": "num_warmup=20, num_draws=10"
     },
     "inference.generalized._bootstrap.loss_likelihood_bootstrap": {"posterior, 4000": "posterior, 50"},
     "inference.generalized._bootstrap.posterior_bootstrap": {"posterior, 4000": "posterior, 50"},

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bayeskit.errors import CheckpointError
+from bayeskit.models.phylogenetics import K80
 from bayeskit.models.phylogenetics._topology_moves import _tensor_chains as tensor_chains
 from bayeskit.models.phylogenetics.workflows import infer_topologies
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses
@@ -35,7 +36,7 @@ def test_evidence_and_constraints_without_a_compiler(no_compiler, limit):
 
 @pytest.mark.calibration
 def test_a_killed_run_without_a_compiler_goes_on_bit_for_bit(no_compiler, tmp_path):
-    expected, found = runs_until_killed_and_to_the_end(ALIGNMENT, tmp_path)
+    expected, found = runs_until_killed_and_to_the_end(ALIGNMENT, tmp_path, substitution=K80())
     assert torch.equal(found.log_likelihood, expected.log_likelihood)
     assert torch.equal(found.parameters["kappa"], expected.parameters["kappa"])
     assert torch.equal(found.sample.branch_lengths, expected.sample.branch_lengths)
