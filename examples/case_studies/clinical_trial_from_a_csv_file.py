@@ -117,11 +117,6 @@ def exactly(values: np.ndarray, weight: float = 1.0, sd: float = 1.5) -> float:
     return float(density @ values / density.sum())
 
 
-for place in (8_000, 18_000):  # beside a ratio of one, at 14,000
-    one, other = (cox.log_density(torch.tensor([grid[k]], dtype=torch.float64)) for k in (place, 14_000))
-    by_hand = partial[place] - partial[14_000] - 0.5 * (grid[place] / 1.5) ** 2
-    assert abs(float(one - other) - by_hand) < 1e-9
-
 LENGTHS = (150, 250) if is_small() else (500, 5000)
 row = posterior_summary(bk.sample(cox, 4, *LENGTHS, seed=0, progress=False)).iloc[0]
 best, mean = float(minimize(cox).position[0]), exactly(grid)
