@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -320,7 +321,7 @@ def _as_orders(order: Any, num_data: int, generator: torch.Generator) -> Tensor:
     if isinstance(order, SupportsIndex) and getattr(order, "ndim", 0) == 0:
         return random_orders(whole_number("order", order, 1), num_data, generator)
     try:
-        chosen = torch.as_tensor(order)
+        chosen = order if isinstance(order, Tensor) else torch.as_tensor(np.array(order))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SettingsError(
             f"order must hold {num_data} whole numbers, a permutation of the data, or be a number of random orders, "

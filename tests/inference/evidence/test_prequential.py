@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -158,9 +159,10 @@ def test_one_site_comes_after_the_others(limit):
         prequential(target, site="w")
 
 
-def test_an_order_is_a_list_an_array_or_a_tensor():
+def test_an_order_is_a_sequence_an_array_a_column_a_frame_or_a_tensor():
     target, order = bk.Target.from_pyro(coin, TOSSES), [*reversed(range(len(TOSSES)))]
-    one, *others = (prequential(target, order=make(order), seed=3, **SMALL) for make in (list, np.array, torch.tensor))
+    given = order, range(len(order))[::-1], np.arange(len(order))[::-1], pd.Series(order), pd.DataFrame([order])
+    one, *others = (prequential(target, order=form, seed=3, **SMALL) for form in (torch.tensor(order), *given))
     for other in others:
         assert other.log_evidence == one.log_evidence and torch.equal(other.predictives, one.predictives)
 
